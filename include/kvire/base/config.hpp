@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// The only header that reads compiler macros. Everything else asks the KVIRE_ names defined here.
+
+#include <kvire/base/version.hpp>
+
+#define KVIRE_NAMESPACE_BEGIN \
+  namespace kvire {           \
+  inline namespace KVIRE_ABI_NAMESPACE {
+#define KVIRE_NAMESPACE_END \
+  }                         \
+  }
+
+// KVIRE_CUDA_COMPILER: nvcc (or NVRTC) parses this translation unit as CUDA.
+// KVIRE_DEVICE_PASS:   this pass generates code for the GPU.
+// KVIRE_RTC:           NVRTC, which has no host standard library.
+#if defined(__CUDACC__)
+#define KVIRE_CUDA_COMPILER 1
+#else
+#define KVIRE_CUDA_COMPILER 0
+#endif
+#if defined(__CUDA_ARCH__)
+#define KVIRE_DEVICE_PASS 1
+#else
+#define KVIRE_DEVICE_PASS 0
+#endif
+#if defined(__CUDACC_RTC__)
+#define KVIRE_RTC 1
+#else
+#define KVIRE_RTC 0
+#endif
+
+// KVIRE_HD marks what runs on both sides; a plain host compiler sees nothing.
+#if KVIRE_CUDA_COMPILER
+#define KVIRE_HD __host__ __device__
+#define KVIRE_DEVICE __device__
+#else
+#define KVIRE_HD
+#define KVIRE_DEVICE
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define KVIRE_INLINE inline __attribute__((always_inline))
+#define KVIRE_NOINLINE __attribute__((noinline))
+#define KVIRE_GNU 1
+#else
+#define KVIRE_INLINE inline
+#define KVIRE_NOINLINE
+#define KVIRE_GNU 0
+#endif
+
+#if defined(__clang__) && !KVIRE_CUDA_COMPILER
+#define KVIRE_CLANG 1
+#else
+#define KVIRE_CLANG 0
+#endif
+
+// Vector versions of host kernels are built only where the host is x86-64 and the compiler can target functions one by one.
+#if defined(__x86_64__) && KVIRE_GNU && !KVIRE_CUDA_COMPILER
+#define KVIRE_X86_64 1
+#else
+#define KVIRE_X86_64 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#define KVIRE_THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define KVIRE_THREAD_SANITIZER 1
+#endif
+#endif
+#if !defined(KVIRE_THREAD_SANITIZER)
+#define KVIRE_THREAD_SANITIZER 0
+#endif

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <kvire/base/config.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+enum class ErrorCode : unsigned char {
+  invalid_argument,  ///< a value that no state of the program would accept
+  out_of_range,      ///< an id, length or offset beyond its bound
+  duplicate,         ///< the same thing named twice
+  exhausted,         ///< no memory or no page left
+  busy,              ///< shared or under transfer; may succeed later
+  stale,             ///< a generation that has passed
+  failed,            ///< the operation itself failed
+  timeout,           ///< not finished by the deadline; proves nothing about the operation
+  mismatch,          ///< two sides disagree about a layout or a count
+  unsupported,       ///< a legal request that this build or device cannot serve
+};
+
+/// Name of a code, for messages.
+constexpr const char* name_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument: return "invalid argument";
+    case ErrorCode::out_of_range: return "out of range";
+    case ErrorCode::duplicate: return "duplicate";
+    case ErrorCode::exhausted: return "exhausted";
+    case ErrorCode::busy: return "busy";
+    case ErrorCode::stale: return "stale";
+    case ErrorCode::failed: return "failed";
+    case ErrorCode::timeout: return "timeout";
+    case ErrorCode::mismatch: return "mismatch";
+    case ErrorCode::unsupported: return "unsupported";
+  }
+  return "unknown";
+}
+
+/// What went wrong: the message names the thing, the value and the bound.
+struct Error {
+  ErrorCode code = ErrorCode::failed;
+  std::string message;
+};
+
+namespace detail {
+[[noreturn]] inline void die(const Error& error) {
+  std::fprintf(stderr, "kvire: %s: %s\n", name_of(error.code), error.message.c_str());
+  std::abort();
+}
+}  // namespace detail
+
+/// A value or an Error. Nothing in the library throws. `value()` of an error prints it and aborts; ask `ok()` first where failure is expected.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}
+  Result(Error error) : error_(std::move(error)) {}
+
+  bool ok() const { return value_.has_value(); }
+  explicit operator bool() const { return ok(); }
+
+  T& value() & {
+    require();
+    return *value_;
+  }
+  const T& value() const& {
+    require();
+    return *value_;
+  }
+  T value() && {
+    require();
+    return std::move(*value_);
+  }
+  T* operator->() { return &value(); }
+  T& operator*() & { return value(); }
+
+  /// The error. Requires !ok().
+  const Error& error() const { return error_; }
+
+ private:
+  void require() const {
+    if (!value_) detail::die(error_);
+  }
+  std::optional<T> value_;
+  Error error_;
+};
+
+/// Success, or an Error.
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}
+
+  bool ok() const { return !error_.has_value(); }
+  explicit operator bool() const { return ok(); }
+  void value() const {
+    if (error_) detail::die(*error_);
+  }
+  const Error& error() const { return *error_; }
+
+ private:
+  std::optional<Error> error_;
+};
+
+using Status = Result<void>;
+
+KVIRE_NAMESPACE_END
