@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything but the two targets is off unless kvire is the project being built.
+
+option(KVIRE_BUILD_TESTS "Build kvire's tests" ${PROJECT_IS_TOP_LEVEL})
+option(KVIRE_BUILD_CHECKS "Register the header, fail, meta and consumer checks (with KVIRE_BUILD_TESTS)" ${PROJECT_IS_TOP_LEVEL})
+option(KVIRE_BUILD_EXAMPLES "Build kvire's examples" ${PROJECT_IS_TOP_LEVEL})
+option(KVIRE_BUILD_BENCHMARKS "Build kvire's benchmarks" OFF)
+option(KVIRE_INSTALL "Generate kvire's install rules" ${PROJECT_IS_TOP_LEVEL})
+option(KVIRE_WARNINGS_AS_ERRORS "Treat warnings in kvire's own tests and examples as errors" ${PROJECT_IS_TOP_LEVEL})
+
+# The oldest toolkit whose headers and compiler kvire's CUDA half is built for.
+set(KVIRE_CUDA_MINIMUM 12.8)
+
+# kvire_find_nvcc(<program-var> <reason-var>): a fit nvcc, or the reason why there is none.
+function(kvire_find_nvcc program_var reason_var)
+  set(reason "")
+  find_program(KVIRE_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_PATH ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin
+    DOC "The nvcc that kvire's CUDA parts and checks use")
+  set(program "${KVIRE_NVCC}")
+  if(NOT program)
+    set(program "")
+    set(reason "nvcc was not found")
+  else()
+    execute_process(COMMAND "${program}" --version OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE code)
+    if(code EQUAL 0 AND text MATCHES "release ([0-9]+\\.[0-9]+)")
+      if(CMAKE_MATCH_1 VERSION_LESS KVIRE_CUDA_MINIMUM)
+        set(reason "nvcc ${CMAKE_MATCH_1} (${program}) is older than ${KVIRE_CUDA_MINIMUM}")
+        set(program "")
+      endif()
+    else()
+      set(reason "${program} --version could not be read")
+      set(program "")
+    endif()
+  endif()
+  set(${program_var} "${program}" PARENT_SCOPE)
+  set(${reason_var} "${reason}" PARENT_SCOPE)
+endfunction()
+
+set(kvire_nvcc "")
+set(kvire_nvcc_missing "kvire is not the top-level project")
+if(PROJECT_IS_TOP_LEVEL)
+  kvire_find_nvcc(kvire_nvcc kvire_nvcc_missing)
+endif()
+if(kvire_nvcc)
+  set(kvire_cuda_default ON)
+else()
+  set(kvire_cuda_default OFF)
+endif()
+option(KVIRE_ENABLE_CUDA "Define kvire::cuda, and build the CUDA tests" ${kvire_cuda_default})
+if(PROJECT_IS_TOP_LEVEL AND NOT kvire_nvcc)
+  message(STATUS "kvire: skipped everything that needs nvcc: ${kvire_nvcc_missing}")
+endif()

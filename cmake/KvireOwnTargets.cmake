@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# What kvire's own tests, examples and benchmarks have in common; consumers never see it.
+
+find_package(Threads REQUIRED)
+
+if(PROJECT_IS_TOP_LEVEL)
+  find_program(KVIRE_CCACHE ccache)
+  if(KVIRE_CCACHE)
+    foreach(language IN ITEMS CXX CUDA)
+      if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER "${KVIRE_CCACHE}")
+      endif()
+    endforeach()
+  endif()
+endif()
+
+# The warnings that kvire's headers must survive. Also used by the header checks, which call compilers themselves.
+set(KVIRE_WARNINGS_GNU -Wall -Wextra -Wpedantic -Wconversion -Wshadow=local -Wno-psabi)
+set(KVIRE_WARNINGS_CLANG -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion)
+
+add_library(kvire_own INTERFACE)
+target_link_libraries(kvire_own INTERFACE kvire::kvire Threads::Threads)
+target_compile_options(kvire_own INTERFACE
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${KVIRE_WARNINGS_GNU}>"
+  "$<$<COMPILE_LANG_AND_ID:CXX,Clang,AppleClang>:${KVIRE_WARNINGS_CLANG}>")
+if(KVIRE_WARNINGS_AS_ERRORS)
+  target_compile_options(kvire_own INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
+endif()
+
+# kvire_own_executable(<name> <source>...): an executable of kvire's own, C++20 without extensions.
+function(kvire_own_executable name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE kvire_own)
+  set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
+endfunction()
