@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <kvire/base/ints.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Threads that share the chunks of `parallel_for`. Work is cut by the caller's grain alone, never by the count of threads: each chunk is
+/// computed whole by one thread, so results do not depend on how many there are or which one took it.
+class ThreadPool {
+ public:
+  /// A pool in which `threads` threads compute, the caller included; so `threads - 1` are started. 0 or less: one per core.
+  explicit ThreadPool(int threads = 0) {
+    if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    for (int t = 1; t < threads; ++t) workers_.emplace_back([this] { serve(); });
+  }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+  ~ThreadPool() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      changed_.notify_all();
+    }
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  /// Calls f(begin, end) for the chunks [0, grain), [grain, 2 * grain), ... of [0, n), in any order and on any thread; returns when all are
+  /// done. Several callers may be inside at once, also from within f: the caller computes too, so nothing waits for a free thread.
+  template <class F>
+  void run(std::int64_t n, std::int64_t grain, F&& f) {
+    if (n <= 0) return;
+    if (grain < 1) grain = 1;
+    const std::int64_t chunks = ceil_div(n, grain);
+    const auto chunk = [&](std::int64_t c) { f(c * grain, std::min(n, (c + 1) * grain)); };
+    if (chunks == 1 || workers_.empty()) {
+      for (std::int64_t c = 0; c < chunks; ++c) chunk(c);
+      return;
+    }
+    Job job;
+    job.chunks = chunks;
+    job.context = &chunk;
+    job.call = [](const void* context, std::int64_t c) { (*static_cast<const decltype(chunk)*>(context))(c); };
+    {
+      std::lock_guard lock(mutex_);
+      jobs_.push_back(&job);
+      changed_.notify_all();
+    }
+    job.work();
+    std::unique_lock lock(mutex_);
+    // All chunks are taken: no other thread may join any more, those inside finish.
+    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
+    job.left.wait(lock, [&] { return job.helpers == 0; });
+  }
+
+ private:
+  struct Job {
+    void work() {
+      for (std::int64_t c; (c = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) call(context, c);
+    }
+    std::atomic<std::int64_t> next{0};
+    std::int64_t chunks = 0;
+    const void* context = nullptr;
+    void (*call)(const void*, std::int64_t) = nullptr;
+    int helpers = 0;  // under the pool's mutex
+    std::condition_variable left;
+  };
+
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      Job* job = nullptr;
+      changed_.wait(lock, [&] {
+        for (Job* j : jobs_) {
+          if (j->next.load(std::memory_order_relaxed) < j->chunks) {
+            job = j;
+            return true;
+          }
+        }
+        return stopping_;
+      });
+      if (job == nullptr) return;
+      ++job->helpers;
+      lock.unlock();
+      job->work();
+      lock.lock();
+      if (--job->helpers == 0) job->left.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Job*> jobs_;
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+/// The process-wide pool, one thread per core, started by the first call. It is never destroyed: streams in static storage may still use it
+/// while the process ends.
+inline ThreadPool& process_threads() {
+  static ThreadPool* pool = new ThreadPool();
+  return *pool;
+}
+
+/// `ThreadPool::run` on the process-wide pool; small work (one chunk) runs in the caller without touching it.
+template <class F>
+void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
+  if (n <= std::max<std::int64_t>(grain, 1)) {
+    if (n > 0) f(std::int64_t{0}, n);
+    return;
+  }
+  process_threads().run(n, grain, f);
+}
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/base/hash.hpp>
+#include <kvire/base/text.hpp>
+#include <kvire/layout/require.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Version of the canonical form. A change of the form is a new version, never a new meaning of an old text.
+inline constexpr int fingerprint_version = 1;
+
+/// The canonical form of a policy: everything that decides what a byte of a page means, as one line of ASCII. Neither C++ names nor the
+/// arrangement of pages take part. Example (Fp8WithScale<64, 128>):
+///
+///     kvire.page/1;tokens=64;plane{value:e4m3*128};plane{scale:f32*1};pad=0;scale=value/128:max(amax,1e-4)/max;content=plain
+template <class P>
+constexpr auto canonical_text() {
+  Text<640> text;
+  text << "kvire.page/" << fingerprint_version << ";tokens=" << P::tokens_per_page;
+  int plane = -1;
+  for (const Section& s : P::table.sections) {
+    text << (s.plane == plane ? "," : plane < 0 ? ";plane{" : "};plane{") << s.role << ":" << name_of(s.element) << "*" << s.count;
+    plane = s.plane;
+  }
+  text << "};pad=" << (P::page_bytes - P::used_bytes) << ";scale=";
+  if constexpr (P::Scaling::formula == ScaleFormula::none) {
+    text << "none";
+  } else {
+    text << P::Scaling::of::name << "/" << P::Scaling::block << ":" << name_of(P::Scaling::formula);
+  }
+  text << ";content=" << P::Content::text;
+  return text;
+}
+
+/// 128 bits for what persists: the first half of the SHA-256 of the canonical form.
+template <class P>
+inline constexpr Hash128 fingerprint128 = [] {
+  static_assert(require_layout<P>());
+  constexpr auto text = canonical_text<P>();
+  return hash_text(text.data, text.size);
+}();
+
+/// 64 bits for types and messages: the first half of fingerprint128.
+template <class P>
+inline constexpr kstd::uint64_t fingerprint64 = fingerprint128<P>.high;
+
+/// Two policies with equal bytes and equal meaning are one layout, whatever their C++ names.
+template <class A, class B>
+inline constexpr bool same_layout = fingerprint128<A> == fingerprint128<B>;
+template <class A>
+inline constexpr bool same_layout<A, A> = true;
+
+KVIRE_NAMESPACE_END
