@@ -86,8 +86,8 @@ struct Fault {
   };
   Kind kind = Kind::none;
   std::chrono::microseconds time{0};
-  std::string message;
-  std::shared_ptr<CopyHold> gate;
+  std::string message = {};
+  std::shared_ptr<CopyHold> gate = {};
 
   static Fault none() { return {}; }
   static Fault delay(std::chrono::microseconds time) { return {Kind::delay, time, {}, {}}; }

@@ -21,7 +21,7 @@ KVIRE_NAMESPACE_BEGIN
 
 struct StreamOptions {
   std::string name = "stream";
-  std::shared_ptr<FaultHooks> faults;                 ///< none: copies simply run
+  std::shared_ptr<FaultHooks> faults = {};            ///< none: copies simply run
   std::chrono::milliseconds wait_limit{30'000};       ///< how long a queued wait blocks before it fails with a timeout
 };
 
