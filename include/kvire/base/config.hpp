@@ -63,6 +63,26 @@
 #define KVIRE_X86_64 0
 #endif
 
+// KVIRE_OPAQUE(x): the optimiser may assume nothing about the float or double x from here on, so that no floating-point flag can fuse,
+// reorder or approximate across this point. Costs no instruction (a store and a load where the register class is not known).
+// KVIRE_HOST_FMA: the host target has a fused multiply-add instruction.
+#if KVIRE_DEVICE_PASS
+#define KVIRE_OPAQUE(x) ((void)(x))
+#elif KVIRE_GNU && defined(__x86_64__)
+#define KVIRE_OPAQUE(x) asm("" : "+x"(x))
+#elif KVIRE_GNU && defined(__aarch64__)
+#define KVIRE_OPAQUE(x) asm("" : "+w"(x))
+#elif KVIRE_GNU
+#define KVIRE_OPAQUE(x) asm("" : "+m"(x))
+#else
+#define KVIRE_OPAQUE(x) ((x) = *const_cast<const volatile decltype(x)*>(&(x)))
+#endif
+#if defined(__FMA__) || defined(__aarch64__)
+#define KVIRE_HOST_FMA 1
+#else
+#define KVIRE_HOST_FMA 0
+#endif
+
 #if defined(__SANITIZE_THREAD__)
 #define KVIRE_THREAD_SANITIZER 1
 #elif defined(__has_feature)

@@ -33,6 +33,17 @@ constexpr auto canonical_text() {
   return text;
 }
 
+/// A hash as 32 hex digits, most significant first.
+constexpr Text<32> hex_text(const Hash128& hash) {
+  Text<32> out;
+  for (int i = 0; i < 32; ++i) {
+    const kstd::uint64_t word = i < 16 ? hash.high : hash.low;
+    const char digit[2] = {"0123456789abcdef"[(word >> (60 - 4 * (i % 16))) & 15], '\0'};
+    out << digit;
+  }
+  return out;
+}
+
 /// 128 bits for what persists: the first half of the SHA-256 of the canonical form.
 template <class P>
 inline constexpr Hash128 fingerprint128 = [] {
