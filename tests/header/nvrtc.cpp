@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hands the layout vocabulary to NVRTC, as an engine that compiles its kernels at run time does. Needs no GPU.
+// Arguments: the include folders, kvire's first.
+#include <nvrtc.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr const char* source = R"(
+#include <kvire/layout.hpp>
+
+using Policy = kvire::Fp8WithScale<64, 128>;
+static_assert(kvire::LayoutPolicy<Policy>);
+
+extern "C" __global__ void offsets(long long* out) {
+  out[threadIdx.x] = Policy::offset<kvire::role::Value>(static_cast<int>(threadIdx.x));
+}
+)";
+
+int report(nvrtcResult result, const char* call) {
+  if (result == NVRTC_SUCCESS) return 0;
+  std::printf("%s: %s\n", call, nvrtcGetErrorString(result));
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  nvrtcProgram program = nullptr;
+  if (report(nvrtcCreateProgram(&program, source, "offsets.cu", 0, nullptr, nullptr), "nvrtcCreateProgram") != 0) return 1;
+  std::vector<std::string> texts{"--std=c++20", "--gpu-architecture=compute_90"};
+  for (int i = 1; i < argc; ++i) texts.push_back("--include-path=" + std::string(argv[i]));
+  std::vector<const char*> options;
+  for (const std::string& text : texts) options.push_back(text.c_str());
+
+  const nvrtcResult compiled = nvrtcCompileProgram(program, static_cast<int>(options.size()), options.data());
+  std::size_t size = 0;
+  if (nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS && size > 1) {
+    std::string log(size, '\0');
+    nvrtcGetProgramLog(program, log.data());
+    std::printf("%s\n", log.c_str());
+  }
+  const int status = report(compiled, "nvrtcCompileProgram");
+  nvrtcDestroyProgram(&program);
+  return status;
+}
