@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include <kvire/memory/resource.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Byte values that Guarded writes; distinct, and none of them a plausible small number.
+struct GuardPatterns {
+  static constexpr unsigned char fence = 0xFD;  ///< before and behind each allocation
+  static constexpr unsigned char fresh = 0xCD;  ///< allocated, never written
+  static constexpr unsigned char freed = 0xDD;  ///< given back
+};
+
+/// Finds writes outside an allocation: fences on both sides, checked by `check` and when memory comes back, and fill patterns in fresh and
+/// freed memory, so that neither is mistaken for data. For memory that the host can address.
+/// A damaged fence, a double free or a foreign pointer at `deallocate` is a programming error: it is printed with the first bad byte and the
+/// process ends, unless the resource was told to keep the error for `last_error` (tests).
+template <ByteResource Upstream>
+class Guarded {
+ public:
+  static constexpr bool zeroed = false;
+  enum class OnViolation : unsigned char { abort, keep };
+
+  explicit Guarded(Upstream upstream = Upstream(), OnViolation on_violation = OnViolation::abort)
+      : upstream_(std::move(upstream)), shared_(std::make_shared<Shared>()) {
+    shared_->on_violation = on_violation;
+  }
+
+  std::string name() const { return "guarded " + upstream_.name(); }
+
+  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) {
+    if (auto ok = detail::check_request(name(), bytes, alignment); !ok.ok()) return ok.error();
+    const std::int64_t fence = fence_bytes(alignment);
+    auto memory = upstream_.allocate(bytes + 2 * fence, alignment);
+    if (!memory.ok()) return memory;
+    std::byte* const user = memory.value() + fence;
+    fill(user - fence, GuardPatterns::fence, fence);
+    fill(user, GuardPatterns::fresh, bytes);
+    fill(user + bytes, GuardPatterns::fence, fence);
+    std::lock_guard lock(shared_->mutex);
+    shared_->live.insert_or_assign(user, Live{bytes, alignment});
+    return user;
+  }
+
+  void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) {
+    {
+      std::lock_guard lock(shared_->mutex);
+      const auto it = shared_->live.find(p);
+      if (it == shared_->live.end()) {
+        return violation({ErrorCode::invalid_argument, name() + ": freed memory that is not allocated (a double or foreign free)"});
+      }
+      if (it->second.bytes != bytes || it->second.alignment != alignment) {
+        violation({ErrorCode::mismatch, name() + ": freed as " + std::to_string(bytes) + " bytes what was allocated as " +
+                                            std::to_string(it->second.bytes)});
+        bytes = it->second.bytes;
+        alignment = it->second.alignment;
+      }
+      if (auto ok = check_fences(p, it->second); !ok.ok()) violation(ok.error());
+      shared_->live.erase(it);
+    }
+    const std::int64_t fence = fence_bytes(alignment);
+    fill(p - fence, GuardPatterns::freed, bytes + 2 * fence);
+    upstream_.deallocate(p - fence, bytes + 2 * fence, alignment);
+  }
+
+  /// Checks the fences of everything allocated. The error names the offset of the first bad byte: negative before the allocation, otherwise
+  /// from its start.
+  Status check() const {
+    std::lock_guard lock(shared_->mutex);
+    for (const auto& [p, live] : shared_->live) {
+      if (auto ok = check_fences(p, live); !ok.ok()) return ok;
+    }
+    return {};
+  }
+
+  /// The last violation kept; success if none.
+  Status last_error() const {
+    std::lock_guard lock(shared_->mutex);
+    return shared_->last;
+  }
+
+ private:
+  struct Live {
+    std::int64_t bytes;
+    std::int64_t alignment;
+  };
+  struct Shared {
+    std::mutex mutex;
+    std::map<std::byte*, Live> live;
+    OnViolation on_violation = OnViolation::abort;
+    Status last;
+  };
+
+  static std::int64_t fence_bytes(std::int64_t alignment) { return alignment > 64 ? alignment : 64; }
+  static void fill(std::byte* p, unsigned char value, std::int64_t bytes) { std::memset(p, value, static_cast<std::size_t>(bytes)); }
+
+  Status check_fences(const std::byte* p, const Live& live) const {
+    const std::int64_t fence = fence_bytes(live.alignment);
+    for (std::int64_t i = -fence; i < live.bytes + fence; i = i == -1 ? live.bytes : i + 1) {
+      if (p[i] == static_cast<std::byte>(GuardPatterns::fence)) continue;
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "0x%02X", static_cast<unsigned>(p[i]));
+      return Error{ErrorCode::out_of_range, name() + ": byte " + std::to_string(i) + " of an allocation of " + std::to_string(live.bytes) +
+                                                " bytes was overwritten with " + hex};
+    }
+    return {};
+  }
+
+  // Under the mutex.
+  void violation(Error error) {
+    if (shared_->on_violation == OnViolation::abort) detail::die(error);
+    shared_->last = std::move(error);
+  }
+
+  Upstream upstream_;
+  std::shared_ptr<Shared> shared_;
+};
+
+KVIRE_NAMESPACE_END

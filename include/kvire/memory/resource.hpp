@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <kvire/base/ints.hpp>
+#include <kvire/base/result.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Where bytes come from. A resource is a copyable handle, safe to use from any thread; copies serve the same memory. Behaviour is added by
+/// wrapping one resource in another (Guarded<Counting<HostMemory>>), never by flags.
+///
+/// | expression | result |
+/// |---|---|
+/// | `r.allocate(bytes, alignment)` | `Result<std::byte*>`: at least `bytes` bytes at a multiple of `alignment` (a power of two). bytes >= 1 |
+/// | `r.deallocate(p, bytes, alignment)` | gives back what `allocate` returned for the same numbers |
+/// | `r.name()` | text for error messages |
+/// | `R::zeroed` | constexpr bool: fresh bytes are zero, so nobody need touch them |
+template <class R>
+concept ByteResource = std::copy_constructible<R> && requires(R r, std::byte* p, std::int64_t bytes, std::int64_t alignment) {
+  { r.allocate(bytes, alignment) } -> std::same_as<Result<std::byte*>>;
+  { r.deallocate(p, bytes, alignment) };
+  { r.name() } -> std::convertible_to<std::string>;
+  { R::zeroed } -> std::convertible_to<bool>;
+};
+
+/// Alignment of pool memory unless asked otherwise: what the widest bulk copies and vector loads of both backends want.
+inline constexpr std::int64_t pool_alignment = 256;
+
+namespace detail {
+
+/// The numbers of a request, checked once for all resources.
+inline Status check_request(const std::string& resource, std::int64_t bytes, std::int64_t alignment) {
+  if (bytes < 1) return Error{ErrorCode::invalid_argument, resource + ": cannot allocate " + std::to_string(bytes) + " bytes"};
+  if (!is_power_of_two(alignment)) {
+    return Error{ErrorCode::invalid_argument, resource + ": alignment " + std::to_string(alignment) + " is not a power of two"};
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// Any resource behind one type: what pools store, so that their type does not depend on where their bytes come from.
+class AnyResource {
+ public:
+  template <class R>
+    requires(!std::same_as<R, AnyResource> && ByteResource<R>)
+  AnyResource(R resource) : self_(std::make_shared<Model<R>>(std::move(resource))) {}
+
+  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) { return self_->allocate(bytes, alignment); }
+  void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) { self_->deallocate(p, bytes, alignment); }
+  std::string name() const { return self_->name(); }
+  bool zeroed() const { return self_->zeroed(); }
+
+ private:
+  struct Concept {
+    virtual ~Concept() = default;
+    virtual Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) = 0;
+    virtual void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) = 0;
+    virtual std::string name() const = 0;
+    virtual bool zeroed() const = 0;
+  };
+  template <class R>
+  struct Model final : Concept {
+    explicit Model(R r) : resource(std::move(r)) {}
+    Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) override { return resource.allocate(bytes, alignment); }
+    void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) override { resource.deallocate(p, bytes, alignment); }
+    std::string name() const override { return resource.name(); }
+    bool zeroed() const override { return R::zeroed; }
+    R resource;
+  };
+  std::shared_ptr<Concept> self_;
+};
+
+/// One allocation, given back when the last owner goes. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  static Result<Buffer> make(AnyResource resource, std::int64_t bytes, std::int64_t alignment = pool_alignment) {
+    auto memory = resource.allocate(bytes, alignment);
+    if (!memory.ok()) return memory.error();
+    Buffer buffer;
+    buffer.owner_ = std::make_unique<Owner>(Owner{std::move(resource), alignment});
+    buffer.data_ = memory.value();
+    buffer.bytes_ = bytes;
+    return buffer;
+  }
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Buffer() {
+    if (owner_) owner_->resource.deallocate(data_, bytes_, owner_->alignment);
+  }
+
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  bool zeroed() const { return owner_ && owner_->resource.zeroed(); }
+
+ private:
+  struct Owner {
+    AnyResource resource;
+    std::int64_t alignment;
+  };
+  void swap(Buffer& other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  std::unique_ptr<Owner> owner_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+KVIRE_NAMESPACE_END

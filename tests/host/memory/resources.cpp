@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <kvire/memory/counting.hpp>
+#include <kvire/memory/guarded.hpp>
+#include <kvire/memory/host.hpp>
+#include <kvire/memory/huge_page.hpp>
+
+using namespace kvire;
+
+static_assert(ByteResource<HostMemory> && ByteResource<HugePageMemory>);
+static_assert(ByteResource<Counting<HostMemory>> && ByteResource<Guarded<Counting<HugePageMemory>>>);
+static_assert(HugePageMemory::zeroed && Counting<HugePageMemory>::zeroed && !Guarded<HugePageMemory>::zeroed);
+static_assert(!ByteResource<int>);
+
+namespace {
+
+template <class R>
+void round_trip(R resource) {
+  for (std::int64_t bytes : {std::int64_t{1}, std::int64_t{8448}, std::int64_t{3} << 20}) {
+    for (std::int64_t alignment : {16, 256, 4096}) {
+      auto p = resource.allocate(bytes, alignment);
+      REQUIRE(p.ok());
+      CHECK(reinterpret_cast<std::uintptr_t>(p.value()) % static_cast<std::uintptr_t>(alignment) == 0);
+      if (R::zeroed) CHECK(p.value()[bytes - 1] == std::byte{0});
+      std::memset(p.value(), 0x5A, static_cast<std::size_t>(bytes));
+      resource.deallocate(p.value(), bytes, alignment);
+    }
+  }
+  CHECK(resource.allocate(0, 16).error().code == ErrorCode::invalid_argument);
+  CHECK(resource.allocate(-5, 16).error().code == ErrorCode::invalid_argument);
+  CHECK(resource.allocate(16, 24).error().code == ErrorCode::invalid_argument);
+}
+
+}  // namespace
+
+TEST_CASE("memory: every resource allocates aligned bytes and refuses nonsense") {
+  round_trip(HostMemory{});
+  round_trip(HugePageMemory{});
+  round_trip(Counting<HostMemory>{});
+  round_trip(Guarded<HostMemory>{});
+  round_trip(Guarded<Counting<HugePageMemory>>{});
+  CHECK(HugePageMemory{}.allocate(16, HugePageMemory::huge_page * 2).error().code == ErrorCode::invalid_argument);
+}
+
+TEST_CASE("memory: more than the machine or its control group has is an error with both numbers") {
+  const std::int64_t available = available_memory();
+  CHECK(available > 0);
+  const std::int64_t wanted = std::int64_t{1} << 50;
+  for (const auto& error : {HostMemory{}.allocate(wanted, 256).error(), HugePageMemory{}.allocate(wanted, 256).error()}) {
+    CHECK(error.code == ErrorCode::exhausted);
+    CHECK(error.message.find(std::to_string(wanted)) != std::string::npos);
+    CHECK(error.message.find("available") != std::string::npos);
+  }
+}
+
+TEST_CASE("memory: counting keeps live bytes, high water and failures, and holds a limit") {
+  Counting<HostMemory> counting({}, 1000);
+  auto any = AnyResource(counting);
+  {
+    auto a = Buffer::make(any, 600).value();
+    auto b = Buffer::make(any, 400).value();
+    CHECK(counting.counts().live_bytes == 1000);
+    const auto refused = Buffer::make(any, 1);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::exhausted);
+    CHECK(refused.error().message.find("1 bytes wanted, 0 available") != std::string::npos);
+    auto moved = std::move(b);
+    CHECK(moved.bytes() == 400);
+  }
+  const auto counts = counting.counts();
+  CHECK(counts.live_bytes == 0);
+  CHECK(counts.live_allocations == 0);
+  CHECK(counts.high_water_bytes == 1000);
+  CHECK(counts.allocations == 2);
+  CHECK(counts.failures == 1);
+}
+
+TEST_CASE("memory: a limit holds against several threads") {
+  Counting<HostMemory> counting({}, 64 * 10);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([counting]() mutable {
+      for (int i = 0; i < 500; ++i) {
+        auto p = counting.allocate(64, 64);
+        if (p.ok()) counting.deallocate(p.value(), 64, 64);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(counting.counts().live_bytes == 0);
+  CHECK(counting.counts().high_water_bytes <= 640);
+}
+
+TEST_CASE("memory: guarded memory names the first bad byte") {
+  using G = Guarded<HostMemory>;
+  G guarded({}, G::OnViolation::keep);
+  std::byte* p = guarded.allocate(100, 64).value();
+  CHECK(p[0] == std::byte{GuardPatterns::fresh});
+  CHECK(p[99] == std::byte{GuardPatterns::fresh});
+  CHECK(guarded.check().ok());
+  SUBCASE("behind") {
+    p[103] = std::byte{1};
+    p[110] = std::byte{2};
+    CHECK(guarded.check().error().message.find("byte 103 of an allocation of 100 bytes was overwritten with 0x01") != std::string::npos);
+    guarded.deallocate(p, 100, 64);
+    CHECK_FALSE(guarded.last_error().ok());
+  }
+  SUBCASE("before") {
+    p[-1] = std::byte{7};
+    CHECK(guarded.check().error().message.find("byte -1 ") != std::string::npos);
+    guarded.deallocate(p, 100, 64);
+    CHECK_FALSE(guarded.last_error().ok());
+  }
+  SUBCASE("double free, foreign free, wrong size") {
+    guarded.deallocate(p, 100, 64);
+    CHECK(guarded.last_error().ok());
+    guarded.deallocate(p, 100, 64);
+    CHECK(guarded.last_error().error().message.find("double or foreign") != std::string::npos);
+    std::byte* q = guarded.allocate(10, 64).value();
+    guarded.deallocate(q, 11, 64);
+    CHECK(guarded.last_error().error().code == ErrorCode::mismatch);
+  }
+}
