@@ -18,6 +18,11 @@ namespace detail {
 // Exponent fields 1 to 254: a normal number, which no flush mode can have touched.
 KVIRE_HD constexpr bool is_normal_bits(kstd::uint32_t bits) { return ((bits >> 23) & 0xFFU) - 1U < 254U; }
 
+// At least 2^-100 and finite: an operand read as zero instead of subnormal is then far below half a unit in the last place of a sum.
+KVIRE_HD constexpr bool is_well_normal_bits(kstd::uint32_t bits) { return ((bits >> 23) & 0xFFU) - 27U < 228U; }
+
+KVIRE_HD constexpr bool is_not_subnormal(float x) { return abs_bits(bits_of(x)) - 1U >= 0x7FFFFFU; }
+
 }  // namespace detail
 
 /// a * b
@@ -50,8 +55,7 @@ KVIRE_HD constexpr float add_rn(float a, float b) {
     KVIRE_OPAQUE(b);
     float r = a + b;
     KVIRE_OPAQUE(r);
-    // Above 2^-100 an operand read as zero instead of subnormal is far below half a unit in the last place.
-    if (((bits_of(r) >> 23) & 0xFFU) - 27U < 228U) [[likely]] return r;
+    if (detail::is_well_normal_bits(bits_of(r))) [[likely]] return r;
 #endif
   }
   return float_of(soft::add(bits_of(a), bits_of(b)));
@@ -68,16 +72,26 @@ KVIRE_HD constexpr float fma_rn(float a, float b, float c) {
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 #else
-    // Where the target has no fused instruction the integer version below is as fast as a library call, and does not need one.
-    if constexpr (KVIRE_HOST_FMA) {
+    if (detail::is_not_subnormal(a) && detail::is_not_subnormal(b) && detail::is_not_subnormal(c)) [[likely]] {
       KVIRE_OPAQUE(a);
       KVIRE_OPAQUE(b);
       KVIRE_OPAQUE(c);
-      float r = __builtin_fmaf(a, b, c);
-      KVIRE_OPAQUE(r);
-      // A subnormal factor matters where the other is large, so the operands are looked at too.
-      if (((bits_of(r) >> 23) & 0xFFU) - 27U < 228U && detail::is_normal_bits(bits_of(a)) && detail::is_normal_bits(bits_of(b)))
-        [[likely]] return r;
+      if constexpr (KVIRE_HOST_FMA) {
+        float r = __builtin_fmaf(a, b, c);
+        KVIRE_OPAQUE(r);
+        if (detail::is_well_normal_bits(bits_of(r))) [[likely]] return r;
+      } else {
+        // The product of two floats is exact in double. Rounding the sum twice shows only where the first rounding lands on a tie.
+        double s = static_cast<double>(a) * static_cast<double>(b);
+        KVIRE_OPAQUE(s);
+        s += static_cast<double>(c);
+        KVIRE_OPAQUE(s);
+        if ((__builtin_bit_cast(kstd::uint64_t, s) & 0x1FFFFFFFU) != 0x10000000U) [[likely]] {
+          float r = static_cast<float>(s);
+          KVIRE_OPAQUE(r);
+          if (detail::is_well_normal_bits(bits_of(r))) [[likely]] return r;
+        }
+      }
     }
 #endif
   }
