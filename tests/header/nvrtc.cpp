@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hands the layout vocabulary to NVRTC, as an engine that compiles its kernels at run time does. Needs no GPU.
+// Functions without a side are taken as device functions, as such engines do; no flag of an experimental kind.
 // Arguments: the include folders, kvire's first.
 #include <nvrtc.h>
 
@@ -31,7 +32,7 @@ int report(nvrtcResult result, const char* call) {
 int main(int argc, char** argv) {
   nvrtcProgram program = nullptr;
   if (report(nvrtcCreateProgram(&program, source, "offsets.cu", 0, nullptr, nullptr), "nvrtcCreateProgram") != 0) return 1;
-  std::vector<std::string> texts{"--std=c++20", "--gpu-architecture=compute_90"};
+  std::vector<std::string> texts{"--std=c++20", "--gpu-architecture=compute_90", "--device-as-default-execution-space"};
   for (int i = 1; i < argc; ++i) texts.push_back("--include-path=" + std::string(argv[i]));
   std::vector<const char*> options;
   for (const std::string& text : texts) options.push_back(text.c_str());

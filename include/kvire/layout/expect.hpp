@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/layout/bundle.hpp>
+#include <kvire/layout/describe.hpp>
+
+/// What `kvire_add_layout_check` generates code for: a project states the bytes and the fingerprint of its layouts once more, outside the
+/// code that defines them, so that a change of format cannot pass unseen.
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace rule {
+template <class T, kstd::int64_t Bytes, kstd::int64_t StatedBytes>
+struct ExpectedBytes {
+  static_assert(Bytes == StatedBytes,
+                "kvire [layout.expected-bytes]: a layout has the bytes that this project's layout check states. Pages that a peer or a file "
+                "already holds are cut as stated. Fix: undo the change of the layout, or state the new bytes and drop the old pages.");
+};
+template <class T, kstd::uint64_t Fingerprint, kstd::uint64_t StatedFingerprint>
+struct ExpectedFingerprint {
+  static_assert(Fingerprint == StatedFingerprint,
+                "kvire [layout.expected-fingerprint]: a layout has the fingerprint that this project's layout check states. Equal bytes in another order "
+                "or with another meaning would be read as garbage. Fix: undo the change of the layout, or state the new fingerprint and drop the old pages.");
+};
+}  // namespace rule
+
+/// Bytes of one page: of a policy, or of one page id in each space of a bundle, added up.
+template <class T>
+constexpr kstd::int64_t layout_bytes() {
+  if constexpr (requires { T::entry_count; }) {
+    kstd::int64_t n = 0;
+    T::for_each([&]<class Entry>() {
+      if (T::template first_of_space<Entry>) n += T::template page_bytes<typename Entry::space>().count;
+    });
+    return n;
+  } else {
+    return T::page_bytes;
+  }
+}
+
+/// The 64-bit fingerprint of a policy or of a bundle.
+template <class T>
+constexpr kstd::uint64_t layout_fingerprint() {
+  if constexpr (requires { T::entry_count; }) {
+    return bundle_fingerprint64<T>;
+  } else {
+    return fingerprint64<T>;
+  }
+}
+
+/// Runs every proof of a policy or a bundle.
+template <class T>
+constexpr bool require_expected() {
+  if constexpr (requires { T::entry_count; }) {
+    return T::require();
+  } else {
+    return require_layout<T>();
+  }
+}
+
+/// The same, and the page's bytes are those stated.
+template <class T, kstd::int64_t StatedBytes>
+constexpr bool require_expected() {
+  (void)sizeof(rule::ExpectedBytes<T, layout_bytes<T>(), StatedBytes>);
+  return require_expected<T>();
+}
+
+/// The same, and the 64-bit fingerprint is the one stated.
+template <class T, kstd::int64_t StatedBytes, kstd::uint64_t StatedFingerprint>
+constexpr bool require_expected() {
+  (void)sizeof(rule::ExpectedFingerprint<T, layout_fingerprint<T>(), StatedFingerprint>);
+  return require_expected<T, StatedBytes>();
+}
+
+/// A line of a baseline file, without the type's name: "<bytes> <16 hex digits>".
+template <class T>
+constexpr Text<64> baseline_numbers() {
+  Text<64> out;
+  out << layout_bytes<T>() << " ";
+  for (int shift = 60; shift >= 0; shift -= 4) {
+    const char digit[2] = {"0123456789abcdef"[(layout_fingerprint<T>() >> shift) & 15], '\0'};
+    out << digit;
+  }
+  return out;
+}
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# A copy of examples/layout_check with one layout changed must no longer build, and must say which rule is broken.
+cmake_minimum_required(VERSION 3.25)
+
+file(REMOVE_RECURSE "${FOLDER}")
+file(COPY "${SOURCE}/" DESTINATION "${FOLDER}/project")
+file(READ "${FOLDER}/project/my_layouts.hpp" text)
+# Same bytes, other order: the case that a byte count cannot see.
+string(REPLACE "kvire::Fp8WithScale<64, 128>" "kvire::Fp8WithScaleInterleaved<64, 128>" changed "${text}")
+if(changed STREQUAL text)
+  message(FATAL_ERROR "the example no longer holds the layout that this test changes")
+endif()
+file(WRITE "${FOLDER}/project/my_layouts.hpp" "${changed}")
+execute_process(COMMAND "${CMAKE_COMMAND}" -S "${FOLDER}/project" -B "${FOLDER}/build" -G "${GENERATOR}"
+  "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCMAKE_PREFIX_PATH=${PREFIX}" OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${FOLDER}/build" OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE code)
+if(code EQUAL 0)
+  message(FATAL_ERROR "a changed layout passed its check")
+endif()
+if(NOT output MATCHES "error:[^\n]*kvire \\[layout\\.expected-fingerprint\\]: ")
+  message(FATAL_ERROR "the check refused without naming layout.expected-fingerprint:\n${output}")
+endif()
