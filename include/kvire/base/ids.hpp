@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/base/std.hpp>
+#include <kvire/base/require.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -14,6 +14,12 @@ struct Id {
 
   constexpr Id() = default;
   KVIRE_HD constexpr explicit Id(kstd::int32_t v) : value(v) {}
+
+  /// Refused with a reason: it exists so that the compiler says which two spaces were confused.
+  template <class Other>
+  KVIRE_HD constexpr Id(Id<Other>) {
+    (void)sizeof(rule::SameIdSpace<Other, Tag>);
+  }
 
   /// Negative ids mean "no page" (padding of a page table) and are skipped by every kernel and transfer.
   KVIRE_HD constexpr bool none() const { return value < 0; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/base/std.hpp>
+#include <kvire/base/require.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -13,6 +13,12 @@ struct Quantity {
 
   constexpr Quantity() = default;
   KVIRE_HD constexpr explicit Quantity(kstd::int64_t n) : count(n) {}
+
+  /// Refused with a reason: it exists so that the compiler says which two units were confused.
+  template <class Other>
+  KVIRE_HD constexpr Quantity(Quantity<Other>) {
+    (void)sizeof(rule::SameUnit<Other, Tag>);
+  }
 
   KVIRE_HD constexpr Quantity& operator+=(Quantity b) {
     count += b.count;

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include <kvire/base/result.hpp>
+#include <kvire/layout/require.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// A layout as a configuration from outside names it. Every field must be given: an empty text or a zero is an error, never a default.
+struct LayoutConfig {
+  std::string element;       ///< of the values: "e4m3", "bf16", "e2m1", ...
+  int tokens_per_page = 0;
+  int dim = 0;               ///< logical elements a token
+  std::string scale_format;  ///< element of the scales, or "none"
+  int scale_block = -1;      ///< elements a scale; 0 with "none"
+  std::string placement;     ///< "planar", "interleaved"; "contiguous" where there is no scale
+};
+
+/// The policies that a program is compiled for.
+template <class... Policies>
+struct PolicyList {};
+
+/// The configuration that names a policy. The value element is that of the scaled field, or of the first.
+template <class P>
+LayoutConfig config_of() {
+  LayoutConfig config;
+  config.tokens_per_page = P::tokens_per_page;
+  config.dim = P::dim;
+  if constexpr (P::Scaling::formula == ScaleFormula::none) {
+    config.element = name_of(P::table.sections[0].element);
+    config.scale_format = "none";
+    config.scale_block = 0;
+    config.placement = "contiguous";
+  } else {
+    using Of = typename P::Scaling::of;
+    config.element = name_of(P::template element_of<Of>);
+    config.scale_format = name_of(P::template element_of<role::Scale>);
+    config.scale_block = P::Scaling::block;
+    constexpr bool apart = P::table.sections[P::template section_of<Of>].plane != P::table.sections[P::template section_of<role::Scale>].plane;
+    config.placement = apart ? "planar" : "interleaved";
+  }
+  return config;
+}
+
+namespace detail {
+
+inline std::string text_of(const LayoutConfig& c) {
+  return c.element + ", " + std::to_string(c.tokens_per_page) + " tokens a page, dim " + std::to_string(c.dim) + ", scale " + c.scale_format + " per " +
+         std::to_string(c.scale_block) + ", " + c.placement;
+}
+
+struct ConfigDifference {
+  int count = 0;
+  std::string text;
+  void add(bool differs, const char* field, const std::string& wanted, const std::string& compiled) {
+    if (!differs) return;
+    ++count;
+    text += std::string(text.empty() ? "" : ", ") + field + " " + wanted + " against " + compiled;
+  }
+};
+
+inline ConfigDifference difference(const LayoutConfig& wanted, const LayoutConfig& compiled) {
+  ConfigDifference d;
+  const auto number = [](int n) { return std::to_string(n); };
+  d.add(wanted.element != compiled.element, "element", wanted.element, compiled.element);
+  d.add(wanted.tokens_per_page != compiled.tokens_per_page, "tokens_per_page", number(wanted.tokens_per_page), number(compiled.tokens_per_page));
+  d.add(wanted.dim != compiled.dim, "dim", number(wanted.dim), number(compiled.dim));
+  d.add(wanted.scale_format != compiled.scale_format, "scale_format", wanted.scale_format, compiled.scale_format);
+  d.add(wanted.scale_block != compiled.scale_block, "scale_block", number(wanted.scale_block), number(compiled.scale_block));
+  d.add(wanted.placement != compiled.placement, "placement", wanted.placement, compiled.placement);
+  return d;
+}
+
+inline Status require_complete(const LayoutConfig& c) {
+  const auto missing = [](const char* field) { return Error{ErrorCode::invalid_argument, std::string("layout configuration: ") + field + " is not given; nothing defaults"}; };
+  if (c.element.empty()) return missing("element");
+  if (c.tokens_per_page <= 0) return missing("tokens_per_page");
+  if (c.dim <= 0) return missing("dim");
+  if (c.scale_format.empty()) return missing("scale_format");
+  if (c.scale_block < 0) return missing("scale_block");
+  if (c.placement.empty()) return missing("placement");
+  return {};
+}
+
+}  // namespace detail
+
+/// Calls f.template operator()<Policy>() for the one compiled policy that the configuration names and returns its Status. Otherwise an error
+/// that lists, nearest first, the compiled policies that differ in the fewest fields, and in what. Never guesses.
+template <class... Policies, class F>
+Status select_layout(const LayoutConfig& config, PolicyList<Policies...>, F&& f) {
+  if (Status complete = detail::require_complete(config); !complete) return complete;
+  Status status;
+  bool found = false;
+  int fewest = 7;
+  std::string near;
+  const auto visit = [&]<class P>() {
+    if (found) return;
+    const detail::ConfigDifference d = detail::difference(config, config_of<P>());
+    if (d.count == 0) {
+      found = true;
+      status = f.template operator()<P>();
+      return;
+    }
+    if (d.count < fewest) near.clear();
+    if (d.count <= fewest) near += std::string("\n  ") + P::name + " differs in " + d.text;
+    fewest = d.count < fewest ? d.count : fewest;
+  };
+  (visit.template operator()<Policies>(), ...);
+  if (found) return status;
+  return Error{ErrorCode::unsupported, "no compiled layout is: " + detail::text_of(config) + (near.empty() ? "\n  (no policy is compiled in)" : "; nearest:" + near)};
+}
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compares what PROGRAM OPTION prints with the file EXPECTED and names the first differing line.
+execute_process(COMMAND "${PROGRAM}" ${OPTION} OUTPUT_VARIABLE printed RESULT_VARIABLE status)
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "${PROGRAM} ${OPTION} ended with ${status}")
+endif()
+file(READ "${EXPECTED}" expected)
+if(NOT printed STREQUAL expected)
+  string(REPLACE ";" "\\;" printed "${printed}")
+  string(REPLACE ";" "\\;" expected "${expected}")
+  string(REPLACE "\n" ";" printed "${printed}")
+  string(REPLACE "\n" ";" expected "${expected}")
+  foreach(line other IN ZIP_LISTS printed expected)
+    if(NOT "${line}" STREQUAL "${other}")
+      message(FATAL_ERROR "${EXPECTED} no longer holds what the types say.\n  now:        ${line}\n  checked in: ${other}\n"
+        "If the format is meant to change, regenerate the file with ${PROGRAM} ${OPTION} in the same commit.")
+    endif()
+  endforeach()
+  message(FATAL_ERROR "${EXPECTED} has another number of lines than ${PROGRAM} ${OPTION} prints")
+endif()

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include <kvire/layout.hpp>
+#include <kvire/layout/reader.hpp>
+#include <kvire/layout/selector.hpp>
+
+using namespace kvire;
+
+namespace {
+using Compiled = PolicyList<Fp8WithScale<64, 128>, Fp8WithScaleInterleaved<64, 128>, Bf16Contiguous<64, 128>, Fp4WithScale<64, 128>>;
+
+Status select_name(const LayoutConfig& config, std::string& name) {
+  return select_layout(config, Compiled{}, [&]<class P>() -> Status {
+    name = P::name;
+    return {};
+  });
+}
+
+struct BulkReader {
+  static constexpr ReaderNeeds needs{.page_multiple = 512, .vector_bytes = 4, .least_tokens = 32, .most_tokens = 128};
+};
+struct WideReader {
+  static constexpr ReaderNeeds needs{.page_multiple = 0, .vector_bytes = 16, .least_tokens = 0, .most_tokens = 0};
+};
+template <int Tokens>
+using Fp4Of = Fp4WithScale<Tokens, 128>;
+}  // namespace
+
+TEST_CASE("a configuration names one compiled policy or gets the near misses") {
+  std::string name;
+  CHECK(select_name({"e4m3", 64, 128, "f32", 128, "planar"}, name).ok());
+  CHECK(name == "Fp8WithScale");
+  CHECK(select_name({"e4m3", 64, 128, "f32", 128, "interleaved"}, name).ok());
+  CHECK(name == "Fp8WithScaleInterleaved");
+  CHECK(select_name({"bf16", 64, 128, "none", 0, "contiguous"}, name).ok());
+  CHECK(select_name(config_of<Fp4WithScale<64, 128>>(), name).ok());
+  CHECK(name == "Fp4WithScale");
+
+  name.clear();
+  const Status near = select_name({"bf16", 32, 128, "none", 0, "contiguous"}, name);
+  REQUIRE(!near.ok());
+  CHECK(near.error().code == ErrorCode::unsupported);
+  CHECK(near.error().message.find("Bf16Contiguous differs in tokens_per_page 32 against 64") != std::string::npos);
+  CHECK(near.error().message.find("Fp4WithScale") == std::string::npos);
+  CHECK(name.empty());
+
+  const Status scale = select_name({"e4m3", 64, 128, "ue8m0", 128, "planar"}, name);
+  REQUIRE(!scale.ok());
+  CHECK(scale.error().message.find("scale_format ue8m0 against f32") != std::string::npos);
+}
+
+TEST_CASE("nothing defaults: a field that is not given is an error that names it") {
+  std::string name;
+  const LayoutConfig whole{"e4m3", 64, 128, "f32", 128, "planar"};
+  const auto message = [&](LayoutConfig c) {
+    const Status s = select_name(c, name);
+    return s.ok() ? std::string("accepted") : s.error().message;
+  };
+  LayoutConfig c = whole;
+  c.element.clear();
+  CHECK(message(c).find("element is not given") != std::string::npos);
+  c = whole;
+  c.tokens_per_page = 0;
+  CHECK(message(c).find("tokens_per_page is not given") != std::string::npos);
+  c = whole;
+  c.placement.clear();
+  CHECK(message(c).find("placement is not given") != std::string::npos);
+  c = whole;
+  c.scale_block = -1;
+  CHECK(message(c).find("scale_block is not given") != std::string::npos);
+  CHECK(message(LayoutConfig{}).find("not given") != std::string::npos);
+}
+
+TEST_CASE("a legal page size is solved for from the readers' needs") {
+  static_assert(!reader_accepts<Fp4WithScale<64, 128>, BulkReader>());  // 4,352 B is no multiple of 512
+  static_assert(reader_accepts<Fp4WithScale<128, 128>, BulkReader>());
+  static_assert(smallest_legal_tokens<Fp4Of, 32, BulkReader>() == 128);
+  static_assert(smallest_legal_tokens<Fp4Of, 32, WideReader>() == 0);  // 4-byte scale rows never take 16-byte vectors
+  static_assert(reader_accepts<Bf16Contiguous<64, 128>, WideReader>() && require_reader<Bf16Contiguous<64, 128>, WideReader>());
+  CHECK(smallest_legal_tokens<Fp4Of, 32, BulkReader>() == 128);
+}
