@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include "options.hpp"
+
+namespace engine {
+
+inline constexpr int exit_mismatch = 1;
+inline constexpr int exit_usage = 2;
+inline constexpr int exit_failed = 3;
+
+/// Reads the command line into `options`. A value is the exit status to leave with at once (help, or a wrong option).
+inline std::optional<int> parse_command_line(int argc, char** argv, Options& options) {
+  CLI::App app{
+      "Replays a request trace on a miniature of DeepSeek-V4 whose caches are kvire's: prefix reuse, eviction to a host tier, loads back layer by\n"
+      "layer. Compares the logits of every decoded token with those of a run without any cache; exits with 1 if one bit differs.\n"
+      "Page-id spaces: --device-pages and --host-pages count ids of the full-KV space (256 raw tokens each); the window space has as many ids,\n"
+      "because every cached page keeps the window page that a restart behind it needs; request rows: one a session.",
+      "kvire_engine"};
+  app.get_formatter()->column_width(34);
+  const auto at_least = [](auto low, auto high) { return CLI::Range(low, high); };
+  app.add_option("--policy", options.policy, "layout of the index keys")->check(CLI::IsMember({"fp8", "bf16", "fp4", "all"}))->capture_default_str();
+  app.add_option("--trace", options.trace, "JSON lines with input_length, output_length, hash_ids; without it the engine makes conversations");
+  app.add_option("--requests", options.requests, "the first N requests only (0: all)")->check(at_least(std::int64_t{0}, std::int64_t{1} << 40));
+  app.add_option("--block-tokens", options.block_tokens, "prompt tokens of one trace block, 512 is full size")->check(at_least(1, 512))->capture_default_str();
+  app.add_option("--sessions", options.sessions, "requests under way at once")->check(at_least(1, 1024))->capture_default_str();
+  app.add_option("--device-pages", options.device_pages, "full-KV page ids of the device, with the null page")
+      ->check(at_least(std::int64_t{2}, std::int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--host-pages", options.host_pages, "full-KV page ids of the host tier (0: no host tier)")
+      ->check(at_least(std::int64_t{0}, std::int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--layers", options.layers, "layers of V4-Flash's 43 (3 and more have index keys)")->check(at_least(1, 43))->capture_default_str();
+  app.add_option("--top-k", options.top_k, "compressed tokens that a row attends to")->check(at_least(1, 4096))->capture_default_str();
+  app.add_option("--index-heads", options.index_heads, "heads of the indexer")->check(at_least(1, 64))->capture_default_str();
+  app.add_option("--chunk", options.chunk, "prompt tokens of one step")->check(at_least(1, 1 << 16))->capture_default_str();
+  app.add_option("--pause-every", options.pause_every, "a session pauses after so many decoded tokens (0: never)")
+      ->check(at_least(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "weights and made workloads derive from it")->capture_default_str();
+  app.add_option("--json", options.json, "write the results to a file");
+  const std::map<std::string, Injection> injections{
+      {"skip-gate", Injection::skip_gate},   {"half-page", Injection::half_page},     {"drop-scale", Injection::drop_scale}, {"drop-index", Injection::drop_index},
+      {"early-reuse", Injection::early_reuse}, {"wrong-layer", Injection::wrong_layer}, {"stale-state", Injection::stale_state}};
+  std::string inject;
+  std::vector<std::string> names;
+  for (const auto& entry : injections) names.push_back(entry.first);
+  app.add_option("--inject", inject, "damage the cache below the typed surface; the replay must notice")->check(CLI::IsMember(names));
+  app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall"}));
+  app.add_flag("--quiet", options.quiet, "no progress");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : exit_usage;
+  }
+  if (!inject.empty()) options.inject = injections.at(inject);
+  return std::nullopt;
+}
+
+}  // namespace engine

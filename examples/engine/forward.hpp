@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include <kvire/exec/host/parallel.hpp>
+
+#include "batch.hpp"
+
+namespace engine {
+
+/// The forward pass of one step. `Io` is how it reaches the cache; everything it is given runs in order:
+///   io.run(f)                                           f(), in order with the rest
+///   io.store<Entry>(layer, rows, slots)                 encodes row i into slot slots[i]; negative slots are skipped
+///   io.read<Entry>(layer) -> reader                     reader.row(slot, out) decodes a row, inside run() only
+///   io.select(layer, q, weights, batch, selected)       index scores and top-k of every row; selected is [rows][k], padded with -1
+/// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
+/// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
+template <class Entries, class Io>
+class Forward {
+ public:
+  using Bundle = Entries;
+
+  Forward(const Model& model, Io& io, const Batch& batch, int top_k) : model_(model), io_(io), batch_(batch), top_k_(top_k) {
+    const std::size_t rows = batch.tokens.size();
+    hidden_.resize(rows * hidden_dim);
+    normed_.resize(rows * hidden_dim);
+    q_.resize(rows * heads * latent_dim);
+    kv_.resize(rows * latent_dim);
+    mixed_.resize(rows * heads * latent_dim);
+    added_.resize(rows * hidden_dim);
+    // Sizes are settled here: what is queued holds addresses into these buffers.
+    std::size_t state_width = 0;
+    std::size_t index_state_width = 0;
+    for (const Layer& layer : model.layers) {
+      state_width = std::max(state_width, static_cast<std::size_t>(layer.compressor.width));
+      index_state_width = std::max(index_state_width, static_cast<std::size_t>(layer.index_compressor.width));
+    }
+    states_.resize(rows * state_width);
+    index_states_.resize(rows * index_state_width);
+    if (index_state_width > 0) {
+      const std::size_t index_heads = static_cast<std::size_t>(model.index_heads);
+      index_q_.resize(rows * index_heads * index_dim);
+      index_weight_.resize(rows * index_heads);
+      padded_weight_.resize(rows * ((index_heads + Matrix::strip - 1) / Matrix::strip * Matrix::strip));
+      selected_.resize(rows * static_cast<std::size_t>(top_k));
+    }
+    const std::size_t groups = completed_groups(batch, Entries::C4Latent::kind::ratio).size();
+    compressed_.resize(groups * latent_dim);
+    index_keys_.resize(groups * index_dim);
+    for (const Span& s : batch.spans) {
+      window_first_.push_back(window_rows_);
+      window_rows_ += s.end() - std::max<std::int64_t>(0, s.start - window_tokens + 1);
+      for (int r = 0; r < s.rows; ++r) span_of_row_.push_back(static_cast<int>(&s - batch.spans.data()));
+    }
+    logits_.resize(batch.spans.size() * vocabulary);
+    window_.resize(static_cast<std::size_t>(window_rows_) * latent_dim);
+    for (std::size_t i = 0; i < rows; ++i) window_slots_.push_back(row_slot<typename Entries::WindowLatent>(span(i).tables.window, batch.positions[i]));
+  }
+
+  /// Queues the step. The buffers live in this object, which must outlive the queued work. Logits of span i are at logits(i) afterwards.
+  void run() {
+    io_.run([this] {
+      for (std::size_t r = 0; r < batch_.tokens.size(); ++r) {
+        std::memcpy(&hidden_[r * hidden_dim], &model_.embedding[static_cast<std::size_t>(batch_.tokens[r]) * hidden_dim], hidden_dim * sizeof(float));
+      }
+    });
+    for (int l = 0; l < static_cast<int>(model_.layers.size()); ++l) layer(l);
+    io_.run([this] { head(); });
+  }
+
+  const float* logits(std::size_t span) const { return logits_.data() + span * vocabulary; }
+
+ private:
+  const Span& span(std::size_t row) const { return batch_.spans[static_cast<std::size_t>(span_of_row_[row])]; }
+  const float* turns(std::int64_t position) const { return model_.turns.data() + position * rope_dim; }
+  int rows() const { return batch_.rows(); }
+
+  struct Projection {
+    const Matrix* matrix;
+    float* out;
+  };
+
+  // All strips of all projections of one input, over all rows: the weights of a strip stay in the nearest cache.
+  static void project(const float* x, int inputs, int rows, std::initializer_list<Projection> list) {
+    for (const Projection& p : list) {
+      const Matrix& m = *p.matrix;
+      const int strips = m.outputs / Matrix::strip;
+      const std::int64_t work = std::int64_t(rows) * m.inputs * Matrix::strip;
+      kvire::parallel_for(strips, std::max<std::int64_t>(1, 200'000 / std::max<std::int64_t>(1, work)), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t s = begin; s < end; ++s) {
+          for (int r = 0; r < rows; r += math::tile_rows) math::project_tile(m, static_cast<int>(s), x, inputs, p.out, m.outputs, r, rows);
+        }
+      });
+    }
+  }
+
+  template <class F>
+  void each_row(std::int64_t n, F&& f) {
+    kvire::parallel_for(n, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) f(static_cast<std::size_t>(r));
+    });
+  }
+
+  void layer(int l) {
+    const Layer& layer = model_.layers[static_cast<std::size_t>(l)];
+    const kvire::LayerId id(l);
+    io_.run([this, &layer] { project_rows(layer); });
+    io_.template store<typename Entries::WindowLatent>(id, kv_.data(), window_slots_);
+    const auto window = io_.template read<typename Entries::WindowLatent>(id);
+    if (layer.ratio == 0) {
+      io_.run([this, &layer, window]() mutable {
+        read_window(window);
+        attend(layer, [](std::size_t, std::vector<const float*>&) {});
+      });
+    } else if (layer.ratio == 4) {
+      layer_c4(id, layer, window);
+    } else {
+      layer_c128(id, layer, window);
+    }
+  }
+
+  void project_rows(const Layer& layer) {
+    each_row(rows(), [&](std::size_t r) { math::rms_norm(&hidden_[r * hidden_dim], layer.norm.data(), hidden_dim, &normed_[r * hidden_dim]); });
+    project(normed_.data(), hidden_dim, rows(), {{&layer.q, q_.data()}, {&layer.kv, kv_.data()}});
+    if (layer.ratio != 0) project(normed_.data(), hidden_dim, rows(), {{&layer.compressor.project, states_.data()}});
+    if (layer.ratio == 4) {
+      project(normed_.data(), hidden_dim, rows(),
+              {{&layer.index_compressor.project, index_states_.data()}, {&layer.index_q, index_q_.data()}, {&layer.index_weight, padded_weight_.data()}});
+    }
+    each_row(rows(), [&](std::size_t r) {
+      const float* turn = turns(batch_.positions[r]);
+      float* kv = &kv_[r * latent_dim];
+      math::rms_norm(kv, layer.kv_gain.data(), latent_dim, kv);
+      math::rope(kv, latent_dim, turn);
+      for (int h = 0; h < heads; ++h) {
+        float* q = &q_[(r * heads + static_cast<std::size_t>(h)) * latent_dim];
+        math::rms_norm(q, nullptr, latent_dim, q);
+        math::rope(q, latent_dim, turn);
+      }
+      if (layer.ratio != 4) return;
+      for (int h = 0; h < model_.index_heads; ++h) {
+        const std::size_t at = r * static_cast<std::size_t>(model_.index_heads) + static_cast<std::size_t>(h);
+        float* q = &index_q_[at * index_dim];
+        math::rms_norm(q, nullptr, index_dim, q);
+        math::rope(q, index_dim, turn);
+        math::hadamard128(q);
+        index_weight_[at] = padded_weight_[r * static_cast<std::size_t>(layer.index_weight.outputs) + static_cast<std::size_t>(h)];
+      }
+    });
+  }
+
+  // Decodes the window rows of every span into one buffer.
+  template <class Reader>
+  void read_window(Reader& reader) {
+    for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
+      const Span& span = batch_.spans[s];
+      const std::int64_t first = std::max<std::int64_t>(0, span.start - window_tokens + 1);
+      each_row(span.end() - first, [&](std::size_t i) {
+        reader.row(row_slot<typename Entries::WindowLatent>(span.tables.window, first + static_cast<std::int64_t>(i)),
+                   &window_[(static_cast<std::size_t>(window_first_[s]) + i) * latent_dim]);
+      });
+    }
+  }
+
+  // Attention of every row over what `pick` names, then the window; adds the projected result to the hidden rows.
+  template <class Pick>
+  void attend(const Layer& layer, Pick&& pick) {
+    kvire::parallel_for(rows(), 4, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<const float*> latents;
+      std::vector<float> scratch;
+      for (std::size_t r = static_cast<std::size_t>(begin); r < static_cast<std::size_t>(end); ++r) {
+        latents.clear();
+        pick(r, latents);
+        const std::size_t s = static_cast<std::size_t>(span_of_row_[r]);
+        const std::int64_t base = std::max<std::int64_t>(0, batch_.spans[s].start - window_tokens + 1);
+        const std::int64_t position = batch_.positions[r];
+        for (std::int64_t p = std::max<std::int64_t>(0, position - window_tokens + 1); p <= position; ++p) {
+          latents.push_back(&window_[static_cast<std::size_t>(window_first_[s] + p - base) * latent_dim]);
+        }
+        scratch.resize(latents.size() * heads);
+        math::attend(&q_[r * heads * latent_dim], latents.data(), static_cast<int>(latents.size()), layer.sink, attention_scale, scratch.data(),
+                     &mixed_[r * heads * latent_dim]);
+      }
+    });
+    project(mixed_.data(), heads * latent_dim, rows(), {{&layer.out, added_.data()}});
+    each_row(rows(), [&](std::size_t r) {
+      for (std::size_t d = r * hidden_dim; d < (r + 1) * hidden_dim; ++d) hidden_[d] += added_[d];
+    });
+  }
+
+  // Compresses the completed groups of a step: candidates of the same step come from the activation, earlier ones from the state pages.
+  // Ratio 4 has eight candidates, four of the group before (through the overlap half of their rows) and four of its own.
+  template <class StateEntry, class Reader>
+  void compress(const Compressor& c, int ratio, const std::vector<Group>& groups, const std::vector<float>& states, Reader& reader, std::vector<float>& out) {
+    const int count = ratio == 4 ? 2 * ratio : ratio;
+    const std::size_t dims = static_cast<std::size_t>(c.dims);
+    const std::size_t width = static_cast<std::size_t>(c.width);
+    kvire::parallel_for(static_cast<std::int64_t>(groups.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<float> earlier;
+      std::vector<const float*> values(static_cast<std::size_t>(count));
+      std::vector<const float*> scores(static_cast<std::size_t>(count));
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Group& group = groups[static_cast<std::size_t>(i)];
+        const Span& s = batch_.spans[static_cast<std::size_t>(group.span)];
+        earlier.resize(static_cast<std::size_t>(count) * width);
+        for (int k = 0; k < count; ++k) {
+          const bool overlap = ratio == 4 && k < ratio;
+          const std::int64_t position = group.index * ratio + k - (count - ratio);
+          const float* row = nullptr;
+          if (position >= s.start) {
+            row = &states[static_cast<std::size_t>(s.first_row + position - s.start) * width];
+          } else if (position >= 0) {
+            float* copy = &earlier[static_cast<std::size_t>(k) * width];
+            reader.row(state_slot<StateEntry>(s.tables, position), copy);
+            row = copy;
+          }
+          const std::size_t half = ratio == 4 ? 2 * dims : dims;  // where the scores start
+          const std::size_t part = ratio == 4 && !overlap ? dims : 0;
+          values[static_cast<std::size_t>(k)] = row == nullptr ? nullptr : row + part;
+          scores[static_cast<std::size_t>(k)] = row == nullptr ? nullptr : row + half + part;
+        }
+        float* result = &out[static_cast<std::size_t>(i) * dims];
+        math::compress(values.data(), scores.data(), c.bias.data(), count, c.dims, result);
+        math::rms_norm(result, c.gain.data(), c.dims, result);
+        // A compressed row stands at the first raw position of its group.
+        math::rope(result, c.dims, turns(group.index * ratio));
+        if (c.dims == index_dim) math::hadamard128(result);
+      }
+    });
+  }
+
+  template <class Entry>
+  std::vector<std::int64_t> group_slots(const std::vector<Group>& groups) const {
+    std::vector<std::int64_t> slots;
+    for (const Group& g : groups) {
+      slots.push_back(row_slot<Entry>(batch_.spans[static_cast<std::size_t>(g.span)].tables.full, g.index * Entry::kind::ratio));
+    }
+    return slots;
+  }
+
+  // Compressed rows that each row of a span may see, summed over spans: where a span's decoded rows start.
+  template <class Entry>
+  std::vector<std::int64_t> compressed_first() const {
+    std::vector<std::int64_t> first{0};
+    for (const Span& s : batch_.spans) first.push_back(first.back() + Entry::cached(kvire::RawTokens(s.end())).count);
+    return first;
+  }
+
+  template <class Window>
+  void layer_c4(kvire::LayerId id, const Layer& layer, const Window& window) {
+    constexpr int ratio = Entries::C4Latent::kind::ratio;
+    const auto groups = std::make_shared<const std::vector<Group>>(completed_groups(batch_, ratio));
+    if (!groups->empty()) {
+      const auto state = io_.template read<typename Entries::C4AttentionState>(id);
+      const auto index_state = io_.template read<typename Entries::C4IndexerState>(id);
+      io_.run([this, &layer, groups, state, index_state]() mutable {
+        compress<typename Entries::C4AttentionState>(layer.compressor, ratio, *groups, states_, state, compressed_);
+        compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, *groups, index_states_, index_state, index_keys_);
+      });
+      io_.template store<typename Entries::C4Latent>(id, compressed_.data(), group_slots<typename Entries::C4Latent>(*groups));
+      io_.template store<typename Entries::IndexK>(id, index_keys_.data(), group_slots<typename Entries::IndexK>(*groups));
+    }
+    io_.template store<typename Entries::C4AttentionState>(id, states_.data(), state_slots<typename Entries::C4AttentionState>(batch_));
+    io_.template store<typename Entries::C4IndexerState>(id, index_states_.data(), state_slots<typename Entries::C4IndexerState>(batch_));
+    io_.select(id, index_q_.data(), index_weight_.data(), batch_, selected_.data());
+    const auto latents = io_.template read<typename Entries::C4Latent>(id);
+    io_.run([this, &layer, window, latents]() mutable {
+      read_window(window);
+      // Only what some row selected is decoded; what one row's neighbours select does not change its bits.
+      const std::vector<std::int64_t> first = compressed_first<typename Entries::C4Latent>();
+      std::vector<unsigned char> wanted(static_cast<std::size_t>(first.back()), 0);
+      const auto row_of = [&](std::size_t r, int k) {
+        const std::int32_t index = selected_[r * static_cast<std::size_t>(top_k_) + static_cast<std::size_t>(k)];
+        return index < 0 ? -1 : first[static_cast<std::size_t>(span_of_row_[r])] + index;
+      };
+      for (std::size_t r = 0; r < batch_.tokens.size(); ++r) {
+        for (int k = 0; k < top_k_; ++k) {
+          if (const std::int64_t at = row_of(r, k); at >= 0) wanted[static_cast<std::size_t>(at)] = 1;
+        }
+      }
+      decoded_.resize(std::max(decoded_.size(), wanted.size() * latent_dim));
+      for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
+        each_row(first[s + 1] - first[s], [&](std::size_t i) {
+          const std::size_t at = static_cast<std::size_t>(first[s]) + i;
+          if (wanted[at] == 0) return;
+          const std::int64_t position = static_cast<std::int64_t>(i) * ratio;
+          latents.row(row_slot<typename Entries::C4Latent>(batch_.spans[s].tables.full, position), &decoded_[at * latent_dim]);
+        });
+      }
+      attend(layer, [&](std::size_t r, std::vector<const float*>& list) {
+        for (int k = 0; k < top_k_; ++k) {
+          if (const std::int64_t at = row_of(r, k); at >= 0) list.push_back(&decoded_[static_cast<std::size_t>(at) * latent_dim]);
+        }
+      });
+    });
+  }
+
+  template <class Window>
+  void layer_c128(kvire::LayerId id, const Layer& layer, const Window& window) {
+    constexpr int ratio = Entries::C128Latent::kind::ratio;
+    const auto groups = std::make_shared<const std::vector<Group>>(completed_groups(batch_, ratio));
+    if (!groups->empty()) {
+      const auto state = io_.template read<typename Entries::C128RequestState>(id);
+      io_.run([this, &layer, groups, state]() mutable {
+        compress<typename Entries::C128RequestState>(layer.compressor, ratio, *groups, states_, state, compressed_);
+      });
+      io_.template store<typename Entries::C128Latent>(id, compressed_.data(), group_slots<typename Entries::C128Latent>(*groups));
+    }
+    io_.template store<typename Entries::C128RequestState>(id, states_.data(), state_slots<typename Entries::C128RequestState>(batch_));
+    const auto latents = io_.template read<typename Entries::C128Latent>(id);
+    io_.run([this, &layer, window, latents]() mutable {
+      read_window(window);
+      const std::vector<std::int64_t> first = compressed_first<typename Entries::C128Latent>();
+      decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(first.back()) * latent_dim));
+      for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
+        each_row(first[s + 1] - first[s], [&](std::size_t i) {
+          const std::int64_t position = static_cast<std::int64_t>(i) * ratio;
+          latents.row(row_slot<typename Entries::C128Latent>(batch_.spans[s].tables.full, position),
+                      &decoded_[(static_cast<std::size_t>(first[s]) + i) * latent_dim]);
+        });
+      }
+      attend(layer, [&](std::size_t r, std::vector<const float*>& list) {
+        const std::int64_t seen = Entries::C128Latent::cached(kvire::RawTokens(batch_.positions[r] + 1)).count;
+        const std::int64_t base = first[static_cast<std::size_t>(span_of_row_[r])];
+        for (std::int64_t i = 0; i < seen; ++i) list.push_back(&decoded_[static_cast<std::size_t>(base + i) * latent_dim]);
+      });
+    });
+  }
+
+  void head() {
+    for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
+      const Span& span = batch_.spans[s];
+      if (!span.wants_logits) continue;
+      float* normed = &normed_[static_cast<std::size_t>(span.first_row + span.rows - 1) * hidden_dim];
+      math::rms_norm(&hidden_[static_cast<std::size_t>(span.first_row + span.rows - 1) * hidden_dim], model_.norm.data(), hidden_dim, normed);
+      project(normed, hidden_dim, 1, {{&model_.head, logits_.data() + s * vocabulary}});
+    }
+  }
+
+  static constexpr float attention_scale = 0.044194174f * 4.0f;  // 1/sqrt(512), sharpened: generated keys are nearly orthogonal
+
+  const Model& model_;
+  Io& io_;
+  const Batch& batch_;
+  int top_k_;
+  std::vector<int> span_of_row_;
+  std::vector<std::int64_t> window_slots_;
+  std::vector<std::int64_t> window_first_;
+  std::int64_t window_rows_ = 0;
+  std::vector<float> hidden_, normed_, q_, kv_, mixed_, added_, window_, states_, index_states_, index_q_, index_weight_, padded_weight_, compressed_, index_keys_, decoded_,
+      logits_;
+  std::vector<std::int32_t> selected_;
+};
+
+}  // namespace engine

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace engine {
+
+/// Damages below the typed surface, to prove that the replay would see them.
+enum class Injection { none, skip_gate, half_page, drop_scale, drop_index, early_reuse, wrong_layer, stale_state };
+
+struct Options {
+  std::string policy = "all";
+  std::string trace;
+  std::int64_t requests = 0;  ///< 0: all of the trace, or 40 made ones
+  int block_tokens = 64;
+  int sessions = 8;
+  std::int64_t device_pages = 48;
+  std::int64_t host_pages = 1024;
+  int layers = 5;
+  int top_k = 64;
+  int index_heads = 8;
+  int chunk = 256;
+  int pause_every = 12;
+  std::uint64_t seed = 1;
+  std::string json;
+  Injection inject = Injection::none;
+  std::string experiment;
+  bool quiet = false;
+};
+
+}  // namespace engine

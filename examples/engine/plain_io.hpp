@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+#include <vector>
+
+#include "batch.hpp"
+
+namespace engine {
+
+/// The cache as plain fp32 rows, without pages, policies, pools or kernels: checks the model apart from the library.
+template <class Entries>
+class PlainIo {
+ public:
+  using Rows = std::unordered_map<std::int64_t, std::vector<float>>;
+
+  explicit PlainIo(int index_heads, int top_k) : index_heads_(index_heads), top_k_(top_k) {}
+
+  struct Reader {
+    const Rows* rows;
+    void row(std::int64_t slot, float* out) const {
+      const auto& row = rows->at(slot);
+      std::copy(row.begin(), row.end(), out);
+    }
+  };
+
+  template <class F>
+  void run(F&& f) {
+    f();
+  }
+
+  template <class Entry>
+  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const float* row = rows + i * Entry::policy::dim;
+      if (slots[i] >= 0) all_[key<Entry>(layer)][slots[i]].assign(row, row + Entry::policy::dim);
+    }
+  }
+
+  template <class Entry>
+  Reader read(kvire::LayerId layer) {
+    return {&all_[key<Entry>(layer)]};
+  }
+
+  void select(kvire::LayerId layer, const float* q, const float* weights, const Batch& batch, std::int32_t* selected) {
+    const auto keys = read<typename Entries::IndexK>(layer);
+    for (const Span& s : batch.spans) {
+      for (int r = s.first_row; r < s.first_row + s.rows; ++r) {
+        const std::int64_t length = (batch.positions[static_cast<std::size_t>(r)] + 1) / 4;
+        std::vector<float> scores;
+        for (std::int64_t t = 0; t < length; ++t) {
+          float k[128];
+          keys.row(row_slot<typename Entries::IndexK>(s.tables.full, t * 4), k);
+          float score = 0;
+          for (int h = 0; h < index_heads_; ++h) {
+            float dot = 0;
+            for (int d = 0; d < 128; ++d) dot += q[(r * index_heads_ + h) * 128 + d] * k[d];
+            score += weights[r * index_heads_ + h] * std::max(dot, 0.0f);
+          }
+          scores.push_back(score);
+        }
+        std::vector<std::int32_t> order(scores.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)]; });
+        if (static_cast<int>(order.size()) > top_k_) order.resize(static_cast<std::size_t>(top_k_));
+        std::sort(order.begin(), order.end());
+        order.resize(static_cast<std::size_t>(top_k_), -1);
+        std::copy(order.begin(), order.end(), selected + static_cast<std::int64_t>(r) * top_k_);
+      }
+    }
+  }
+
+ private:
+  template <class Entry>
+  std::int64_t key(kvire::LayerId layer) const {
+    return Entries::template index_of<Entry>() * 1000 + layer.value;
+  }
+  int index_heads_;
+  int top_k_;
+  std::unordered_map<std::int64_t, Rows> all_;
+};
+
+}  // namespace engine

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <fstream>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <kvire/base/result.hpp>
+
+#include "stats.hpp"
+
+namespace engine {
+
+/// One policy's replay beside its reference.
+struct RunReport {
+  std::string policy;
+  Stats stats;
+  std::int64_t mismatched_tokens = 0;
+  double reference_seconds = 0;
+};
+
+inline double percent(std::int64_t part, std::int64_t whole) { return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole); }
+
+inline nlohmann::ordered_json to_json(const RunReport& run) {
+  const Stats& s = run.stats;
+  return {{"policy", run.policy},
+          {"requests", s.requests},
+          {"prompt_tokens", s.prompt_tokens},
+          {"decoded_tokens", s.decoded_tokens},
+          {"mismatched_tokens", run.mismatched_tokens},
+          {"device_hit_tokens", s.device_hit_tokens},
+          {"host_hit_tokens", s.host_hit_tokens},
+          {"recomputed_tokens", s.recomputed_tokens},
+          {"replayed_tokens", s.replayed_tokens},
+          {"sparse_tokens", s.sparse_tokens},
+          {"sparse_tokens_after_load", s.sparse_tokens_after_load},
+          {"bytes_to_host", s.bytes_to_host},
+          {"bytes_to_device", s.bytes_to_device},
+          {"pauses", s.pauses},
+          {"steps", s.steps},
+          {"seconds", s.seconds},
+          {"reference_seconds", run.reference_seconds}};
+}
+
+inline void print_table(const std::vector<RunReport>& runs) {
+  fmt::print("{:<6} {:>8} {:>9} {:>8} {:>9} {:>9} {:>10} {:>8} {:>11} {:>9} {:>9} {:>8} {:>10}\n", "policy", "requests", "prompt", "decoded", "dev hit", "host hit",
+             "recomputed", "sparse", "after load", "to host", "to device", "seconds", "mismatched");
+  for (const RunReport& run : runs) {
+    const Stats& s = run.stats;
+    fmt::print("{:<6} {:>8} {:>9} {:>8} {:>8.1f}% {:>8.1f}% {:>9.1f}% {:>7.1f}% {:>10.1f}% {:>6.0f} MB {:>6.0f} MB {:>8.1f} {:>10}\n", run.policy, s.requests,
+               s.prompt_tokens, s.decoded_tokens, percent(s.device_hit_tokens, s.prompt_tokens), percent(s.host_hit_tokens, s.prompt_tokens),
+               percent(s.recomputed_tokens, s.prompt_tokens), percent(s.sparse_tokens, s.decoded_tokens),
+               percent(s.sparse_tokens_after_load, s.decoded_tokens), static_cast<double>(s.bytes_to_host) * 1e-6, static_cast<double>(s.bytes_to_device) * 1e-6,
+               s.seconds, run.mismatched_tokens);
+  }
+  fmt::print(
+      "dev hit, host hit, recomputed: of the prompt tokens. sparse: decoded tokens with more index keys than top-k; after load: of the decoded\n"
+      "tokens, sparse ones whose keys came back from the host tier. mismatched: decoded tokens whose logits differ in any bit from a run without cache.\n");
+}
+
+inline kvire::Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  file.flush();
+  if (!file) return kvire::Error{kvire::ErrorCode::failed, "results: " + path + " cannot be written"};
+  return {};
+}
+
+}  // namespace engine
