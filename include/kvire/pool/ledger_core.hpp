@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <kvire/base/ids.hpp>
+#include <kvire/base/result.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Memory whose pages a ledger hands out. The ledger keeps it alive as long as anybody can still touch one of its pages.
+class PageMemory {
+ public:
+  virtual ~PageMemory() = default;
+  /// True if page_freed wants to be called.
+  virtual bool wants_freed() const { return false; }
+  /// A page has no owner and no transfer any more and is about to become allocatable (fill patterns). Called without locks held.
+  virtual void page_freed(std::int32_t) {}
+};
+
+namespace detail {
+
+/// A lock for a handful of instructions. Yields when it has to wait for long: the holder may have lost its core.
+class SpinLock {
+ public:
+  void lock() {
+    for (int spins = 0; held_.exchange(true, std::memory_order_acquire);) {
+      while (held_.load(std::memory_order_relaxed)) {
+        if (++spins % 64 == 0) std::this_thread::yield();
+      }
+    }
+  }
+  void unlock() { held_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> held_{false};
+};
+
+/// The part of a ledger that does not depend on id types or backends: one record a page, a stack of free ids, and the count of everything
+/// that points here (ledger handles, page references, holds). The last of those destroys it, and the memory with it.
+class LedgerCore {
+ public:
+  /// `external`: another allocator owns the pages; only holds are counted here and no page is ever handed out.
+  LedgerCore(std::string name, const char* id_name, std::int32_t pages, bool external)
+      : external_(external), name_(std::move(name)), id_name_(id_name), records_(static_cast<std::size_t>(pages)) {
+    if (external) return;
+    free_.reserve(static_cast<std::size_t>(pages));
+    // Lowest ids first, as a stack; page 0 is the null page and is never on it.
+    for (std::int32_t page = pages - 1; page > null_page; --page) free_.push_back(page);
+  }
+  LedgerCore(const LedgerCore&) = delete;
+  LedgerCore& operator=(const LedgerCore&) = delete;
+  virtual ~LedgerCore() = default;
+
+  const std::string& name() const { return name_; }
+  std::int32_t pages() const { return static_cast<std::int32_t>(records_.size()); }
+  bool external() const { return external_; }
+
+  // Everything that points here.
+  void anchor() {
+    lock_.lock();
+    ++anchors_;
+    lock_.unlock();
+  }
+  void unanchor() {
+    lock_.lock();
+    const bool last = --anchors_ == 0;
+    lock_.unlock();
+    if (last) delete this;
+  }
+
+  /// Takes a free page for one new owner; -1 if there is none. The owner is an anchor.
+  std::int32_t take() {
+    lock_.lock();
+    if (free_.empty()) {
+      lock_.unlock();
+      return -1;
+    }
+    const std::int32_t page = free_.back();
+    free_.pop_back();
+    at(page).owners = 1;
+    ++anchors_;
+    lock_.unlock();
+    return page;
+  }
+
+  /// Takes `n` pages or none.
+  bool take(std::int32_t n, std::int32_t* out) {
+    lock_.lock();
+    if (static_cast<std::size_t>(n) > free_.size()) {
+      lock_.unlock();
+      return false;
+    }
+    for (std::int32_t i = 0; i < n; ++i) {
+      out[i] = free_.back();
+      free_.pop_back();
+      at(out[i]).owners = 1;
+    }
+    anchors_ += n;
+    lock_.unlock();
+    return true;
+  }
+
+  /// One more owner of a page that has one.
+  void add_owner(std::int32_t page) {
+    lock_.lock();
+    ++at(page).owners;
+    ++anchors_;
+    lock_.unlock();
+  }
+
+  /// One more owner, if the page is owned in this generation still.
+  bool add_owner_if(std::int32_t page, std::uint32_t generation) {
+    lock_.lock();
+    const bool current = at(page).generation == generation && at(page).owners > 0;
+    if (current) {
+      ++at(page).owners;
+      ++anchors_;
+    }
+    lock_.unlock();
+    return current;
+  }
+
+  /// One owner less. The last one ends the generation; the page is free then unless transfers still hold it.
+  void remove_owner(std::int32_t page) {
+    lock_.lock();
+    if (drop_owner(page)) make_free(page);
+    const bool last = --anchors_ == 0;
+    lock_.unlock();
+    if (last) delete this;
+  }
+
+  /// Turns an owner's reference into a raw id, which must be given back with remove_raw. Raw ids do not keep the ledger alive.
+  void to_raw(std::int32_t page) {
+    lock_.lock();
+    ++at(page).raw;
+    const bool last = --anchors_ == 0;
+    lock_.unlock();
+    if (last) delete this;
+  }
+  Status from_raw(std::int32_t page) { return raw(page, true); }
+  Status remove_raw(std::int32_t page) { return raw(page, false); }
+
+  /// Range of ids that can be owned.
+  Status check_id(std::int32_t page) const {
+    if (page > null_page && page < pages()) return {};
+    if (page == null_page) return Error{ErrorCode::invalid_argument, prefix(page) + "is the null page, which nobody owns"};
+    if (page < 0) return Error{ErrorCode::out_of_range, prefix(page) + "is negative"};
+    return Error{ErrorCode::out_of_range, prefix(page) + "is not below " + std::to_string(pages())};
+  }
+
+  struct Record {
+    std::uint32_t generation = 0;  // ended lives of the page
+    std::int32_t owners = 0;       // references and raw ids
+    std::int32_t raw = 0;          // those of the owners that are raw ids
+    std::int32_t holds = 0;        // transfers that may touch the page
+  };
+  Record record(std::int32_t page) {
+    lock_.lock();
+    const Record copy = at(page);
+    lock_.unlock();
+    return copy;
+  }
+
+  struct Counts {
+    std::int32_t free = 0;
+    std::int32_t draining = 0;  // without owners, but a transfer may still touch them
+  };
+  Counts counts() {
+    lock_.lock();
+    const Counts c{static_cast<std::int32_t>(free_.size()), draining_};
+    lock_.unlock();
+    return c;
+  }
+
+  /// Pins pages for a transfer: all or none. Pages must be owned. The pin is an anchor.
+  Status pin(const std::int32_t* page, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) {
+      if (auto ok = check_id(page[i]); !ok.ok()) return ok;
+    }
+    lock_.lock();
+    for (std::size_t i = 0; i < n; ++i) {
+      if (external_ || at(page[i]).owners > 0) continue;
+      const Error error = not_owned(page[i]);
+      lock_.unlock();
+      return error;
+    }
+    for (std::size_t i = 0; i < n; ++i) ++at(page[i]).holds;
+    ++anchors_;
+    lock_.unlock();
+    return {};
+  }
+
+  /// Ends what `pin` began; pages whose owners have gone become free.
+  void unpin(const std::int32_t* page, std::size_t n) {
+    lock_.lock();
+    for (std::size_t i = 0; i < n; ++i) {
+      Record& r = at(page[i]);
+      if (--r.holds == 0 && r.owners == 0 && !external_) {
+        --draining_;
+        make_free(page[i]);
+      }
+    }
+    const bool last = --anchors_ == 0;
+    lock_.unlock();
+    if (last) delete this;
+  }
+
+  /// Only while the ledger is being set up, before other threads know it.
+  void attach(std::shared_ptr<PageMemory> memory) {
+    wants_freed_ = wants_freed_ || memory->wants_freed();
+    memories_.push_back(std::move(memory));
+  }
+
+  std::string prefix(std::int32_t page) const { return "pool " + name_ + ": " + id_name_ + " " + std::to_string(page) + " "; }
+
+ private:
+  Record& at(std::int32_t page) { return records_[static_cast<std::size_t>(page)]; }
+
+  Error not_owned(std::int32_t page) {
+    if (at(page).generation == 0) return {ErrorCode::invalid_argument, prefix(page) + "was never allocated"};
+    return {ErrorCode::duplicate, prefix(page) + "is free already: a double free, or a use after free"};
+  }
+
+  // True if the page is free now. Under the lock.
+  bool drop_owner(std::int32_t page) {
+    Record& r = at(page);
+    if (--r.owners > 0) return false;
+    ++r.generation;
+    if (r.holds == 0) return true;
+    ++draining_;
+    return false;
+  }
+
+  // Under the lock; releases it while memory is filled, when the page is neither owned nor on the stack and so nobody else's.
+  void make_free(std::int32_t page) {
+    if (wants_freed_) {
+      lock_.unlock();
+      for (const auto& memory : memories_) memory->page_freed(page);
+      lock_.lock();
+    }
+    free_.push_back(page);
+  }
+
+  Status raw(std::int32_t page, bool to_reference) {
+    if (auto ok = check_id(page); !ok.ok()) return ok;
+    lock_.lock();
+    Record& r = at(page);
+    if (r.raw == 0) {
+      const Error error = r.owners == 0 ? not_owned(page)
+                                        : Error{ErrorCode::invalid_argument, prefix(page) + "is owned by page references, not by a raw id"};
+      lock_.unlock();
+      return error;
+    }
+    --r.raw;
+    if (to_reference) {
+      ++anchors_;
+    } else if (drop_owner(page)) {
+      make_free(page);
+    }
+    lock_.unlock();
+    return {};
+  }
+
+  SpinLock lock_;
+  std::int64_t anchors_ = 0;
+  std::int32_t draining_ = 0;
+  bool wants_freed_ = false;
+  const bool external_;
+  std::string name_;
+  const char* id_name_;
+  std::vector<Record> records_;
+  std::vector<std::int32_t> free_;
+  std::vector<std::shared_ptr<PageMemory>> memories_;
+};
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END
