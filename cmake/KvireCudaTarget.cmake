@@ -17,5 +17,8 @@ function(kvire_define_cuda_target)
   target_link_libraries(${target} INTERFACE
     kvire::kvire
     "$<IF:$<STREQUAL:$<UPPER_CASE:$<TARGET_PROPERTY:CUDA_RUNTIME_LIBRARY>>,SHARED>,CUDA::cudart,CUDA::cudart_static>")
+  # CMake 3.25 does not know how nvcc spells C++20; where the consumer sets CUDA_STANDARD, that stands.
+  target_compile_options(${target} INTERFACE
+    "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<NOT:$<BOOL:$<TARGET_PROPERTY:CUDA_STANDARD>>>>:-std=c++20>")
   target_include_directories(${target} SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 endfunction()

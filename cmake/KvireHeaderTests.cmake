@@ -6,12 +6,34 @@
 #   cuda/*.hpp        g++ and clang++ with the toolkit's headers beside it, and nvcc
 #   .cuh              nvcc
 
-function(kvire_add_header_tests)
+function(kvire_glob_headers variable)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
     "${PROJECT_SOURCE_DIR}/include/kvire/*.hpp" "${PROJECT_SOURCE_DIR}/include/kvire/*.cuh")
+  set(${variable} "${headers}" PARENT_SCOPE)
+endfunction()
+
+# kvire_write_link_units(<folder variable>): link_a and link_b, .cpp with every host header and .cu with every header.
+function(kvire_write_link_units variable)
+  kvire_glob_headers(headers)
   set(folder "${CMAKE_CURRENT_BINARY_DIR}/header")
   set(host_includes "")
   set(cuda_includes "")
+  foreach(header IN LISTS headers)
+    string(APPEND cuda_includes "#include <${header}>\n")
+    if(header MATCHES "\\.hpp$" AND NOT header MATCHES "/cuda/")
+      string(APPEND host_includes "#include <${header}>\n")
+    endif()
+  endforeach()
+  kvire_write_if_different("${folder}/link_a.cpp" "${host_includes}int main() { return 0; }\n")
+  kvire_write_if_different("${folder}/link_b.cpp" "${host_includes}")
+  kvire_write_if_different("${folder}/link_a.cu" "${cuda_includes}int main() { return 0; }\n")
+  kvire_write_if_different("${folder}/link_b.cu" "${cuda_includes}")
+  set(${variable} "${folder}" PARENT_SCOPE)
+endfunction()
+
+function(kvire_add_header_tests)
+  kvire_glob_headers(headers)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/header")
   foreach(header IN LISTS headers)
     string(REGEX REPLACE "^kvire/" "" name "${header}")
     set(unit "${folder}/${name}.cpp")
@@ -20,16 +42,13 @@ function(kvire_add_header_tests)
     kvire_write_if_different("${unit}" "#include <${header}>\n#include <${header}>\n")
 
     if(header MATCHES "\\.cuh$")
-      string(APPEND cuda_includes "#include <${header}>\n")
       set(compilers nvcc)
     elseif(header MATCHES "/cuda/")
-      string(APPEND cuda_includes "#include <${header}>\n")
       set(compilers ${KVIRE_CHECK_ALL_COMPILERS})
       if(NOT KVIRE_CHECK_TOOLKIT)
         set(compilers "")
       endif()
     else()
-      string(APPEND host_includes "#include <${header}>\n")
       set(compilers ${KVIRE_CHECK_ALL_COMPILERS})
     endif()
 
@@ -53,16 +72,11 @@ function(kvire_add_header_tests)
     endif()
   endforeach()
 
-  # Two translation units with every header: whatever is defined twice does not link.
-  kvire_write_if_different("${folder}/link_a.cpp" "${host_includes}int main() { return 0; }\n")
-  kvire_write_if_different("${folder}/link_b.cpp" "${host_includes}")
+  # Two translation units with every header: whatever is defined twice does not link. The cuda preset does the same with nvcc.
+  kvire_write_link_units(folder)
   kvire_own_executable(kvire_link_twice "${folder}/link_a.cpp" "${folder}/link_b.cpp")
   add_test(NAME kvire.header.link_twice COMMAND kvire_link_twice)
   set_tests_properties(kvire.header.link_twice PROPERTIES LABELS header)
-
-  # The same for nvcc, with the CUDA headers; built by the cuda preset.
-  kvire_write_if_different("${folder}/link_a.cu" "${host_includes}${cuda_includes}int main() { return 0; }\n")
-  kvire_write_if_different("${folder}/link_b.cu" "${host_includes}${cuda_includes}")
 endfunction()
 
 # tests/static/*.cpp: files of static_asserts, which need no program to run.
