@@ -11,9 +11,9 @@
 namespace engine {
 
 /// The forward pass of one step. `Io` is how it reaches the cache; everything it is given runs in order:
-///   io.run(f)                                           f(), in order with the rest
+///   io.read<Entry>(layer) -> lease                      permission to read a layer of an entry
+///   io.run(f, leases...)                                f(readers...), in order with the rest; reader.row(slot, out) decodes a row
 ///   io.store<Entry>(layer, rows, slots)                 encodes row i into slot slots[i]; negative slots are skipped
-///   io.read<Entry>(layer) -> reader                     reader.row(slot, out) decodes a row, inside run() only
 ///   io.select(layer, q, weights, batch, selected)       index scores and top-k of every row; selected is [rows][k], padded with -1
 /// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
@@ -110,10 +110,12 @@ class Forward {
     io_.template store<typename Entries::WindowLatent>(id, kv_.data(), window_slots_);
     const auto window = io_.template read<typename Entries::WindowLatent>(id);
     if (layer.ratio == 0) {
-      io_.run([this, &layer, window]() mutable {
-        read_window(window);
-        attend(layer, [](std::size_t, std::vector<const float*>&) {});
-      });
+      io_.run(
+          [this, &layer](const auto& window_rows) {
+            read_window(window_rows);
+            attend(layer, [](std::size_t, std::vector<const float*>&) {});
+          },
+          window);
     } else if (layer.ratio == 4) {
       layer_c4(id, layer, window);
     } else {
@@ -153,7 +155,7 @@ class Forward {
 
   // Decodes the window rows of every span into one buffer.
   template <class Reader>
-  void read_window(Reader& reader) {
+  void read_window(const Reader& reader) {
     for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
       const Span& span = batch_.spans[s];
       const std::int64_t first = std::max<std::int64_t>(0, span.start - window_tokens + 1);
@@ -193,7 +195,8 @@ class Forward {
   // Compresses the completed groups of a step: candidates of the same step come from the activation, earlier ones from the state pages.
   // Ratio 4 has eight candidates, four of the group before (through the overlap half of their rows) and four of its own.
   template <class StateEntry, class Reader>
-  void compress(const Compressor& c, int ratio, const std::vector<Group>& groups, const std::vector<float>& states, Reader& reader, std::vector<float>& out) {
+  void compress(const Compressor& c, int ratio, const std::vector<Group>& groups, const std::vector<float>& states, const Reader& reader,
+                std::vector<float>& out) {
     const int count = ratio == 4 ? 2 * ratio : ratio;
     const std::size_t dims = static_cast<std::size_t>(c.dims);
     const std::size_t width = static_cast<std::size_t>(c.width);
@@ -249,24 +252,25 @@ class Forward {
   }
 
   template <class Window>
-  void layer_c4(kvire::LayerId id, const Layer& layer, const Window& window) {
+  void layer_c4(kvire::LayerId id, const Layer& layer, const Window& window_lease) {
     constexpr int ratio = Entries::C4Latent::kind::ratio;
     const auto groups = std::make_shared<const std::vector<Group>>(completed_groups(batch_, ratio));
     if (!groups->empty()) {
       const auto state = io_.template read<typename Entries::C4AttentionState>(id);
       const auto index_state = io_.template read<typename Entries::C4IndexerState>(id);
-      io_.run([this, &layer, groups, state, index_state]() mutable {
-        compress<typename Entries::C4AttentionState>(layer.compressor, ratio, *groups, states_, state, compressed_);
-        compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, *groups, index_states_, index_state, index_keys_);
-      });
+      io_.run(
+          [this, &layer, groups](const auto& states, const auto& index_states) {
+            compress<typename Entries::C4AttentionState>(layer.compressor, ratio, *groups, states_, states, compressed_);
+            compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, *groups, index_states_, index_states, index_keys_);
+          },
+          state, index_state);
       io_.template store<typename Entries::C4Latent>(id, compressed_.data(), group_slots<typename Entries::C4Latent>(*groups));
       io_.template store<typename Entries::IndexK>(id, index_keys_.data(), group_slots<typename Entries::IndexK>(*groups));
     }
     io_.template store<typename Entries::C4AttentionState>(id, states_.data(), state_slots<typename Entries::C4AttentionState>(batch_));
     io_.template store<typename Entries::C4IndexerState>(id, index_states_.data(), state_slots<typename Entries::C4IndexerState>(batch_));
     io_.select(id, index_q_.data(), index_weight_.data(), batch_, selected_.data());
-    const auto latents = io_.template read<typename Entries::C4Latent>(id);
-    io_.run([this, &layer, window, latents]() mutable {
+    const auto read_c4 = [this, &layer](const auto& window, const auto& latents) {
       read_window(window);
       // Only what some row selected is decoded; what one row's neighbours select does not change its bits.
       const std::vector<std::int64_t> first = compressed_first<typename Entries::C4Latent>();
@@ -294,23 +298,25 @@ class Forward {
           if (const std::int64_t at = row_of(r, k); at >= 0) list.push_back(&decoded_[static_cast<std::size_t>(at) * latent_dim]);
         }
       });
-    });
+    };
+    io_.run(read_c4, window_lease, io_.template read<typename Entries::C4Latent>(id));
   }
 
   template <class Window>
-  void layer_c128(kvire::LayerId id, const Layer& layer, const Window& window) {
+  void layer_c128(kvire::LayerId id, const Layer& layer, const Window& window_lease) {
     constexpr int ratio = Entries::C128Latent::kind::ratio;
     const auto groups = std::make_shared<const std::vector<Group>>(completed_groups(batch_, ratio));
     if (!groups->empty()) {
       const auto state = io_.template read<typename Entries::C128RequestState>(id);
-      io_.run([this, &layer, groups, state]() mutable {
-        compress<typename Entries::C128RequestState>(layer.compressor, ratio, *groups, states_, state, compressed_);
-      });
+      io_.run(
+          [this, &layer, groups](const auto& states) {
+            compress<typename Entries::C128RequestState>(layer.compressor, ratio, *groups, states_, states, compressed_);
+          },
+          state);
       io_.template store<typename Entries::C128Latent>(id, compressed_.data(), group_slots<typename Entries::C128Latent>(*groups));
     }
     io_.template store<typename Entries::C128RequestState>(id, states_.data(), state_slots<typename Entries::C128RequestState>(batch_));
-    const auto latents = io_.template read<typename Entries::C128Latent>(id);
-    io_.run([this, &layer, window, latents]() mutable {
+    const auto read_c128 = [this, &layer](const auto& window, const auto& latents) {
       read_window(window);
       const std::vector<std::int64_t> first = compressed_first<typename Entries::C128Latent>();
       decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(first.back()) * latent_dim));
@@ -326,7 +332,8 @@ class Forward {
         const std::int64_t base = first[static_cast<std::size_t>(span_of_row_[r])];
         for (std::int64_t i = 0; i < seen; ++i) list.push_back(&decoded_[static_cast<std::size_t>(base + i) * latent_dim]);
       });
-    });
+    };
+    io_.run(read_c128, window_lease, io_.template read<typename Entries::C128Latent>(id));
   }
 
   void head() {

@@ -26,9 +26,9 @@ class PlainIo {
     }
   };
 
-  template <class F>
-  void run(F&& f) {
-    f();
+  template <class F, class... Readers>
+  void run(F&& f, const Readers&... readers) {
+    f(readers...);
   }
 
   template <class Entry>
