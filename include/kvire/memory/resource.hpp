@@ -89,7 +89,7 @@ class Buffer {
     buffer.owner_ = std::make_unique<Owner>(Owner{std::move(resource), alignment});
     buffer.data_ = memory.value();
     buffer.bytes_ = bytes;
-    return buffer;
+    return Result<Buffer>(std::move(buffer));
   }
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {

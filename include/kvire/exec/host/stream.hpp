@@ -42,7 +42,7 @@ class Stream<Host> {
     Stream stream;
     stream.state_ = std::make_shared<State>(std::move(options));
     stream.state_->worker = std::thread([state = stream.state_] { state->run(); });
-    return stream;
+    return Result<Stream>(std::move(stream));
   }
 
   Stream(Stream&&) noexcept = default;
