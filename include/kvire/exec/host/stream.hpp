@@ -57,6 +57,9 @@ class Stream<Host> {
 
   const std::string& name() const { return state_->options.name; }
 
+  /// The same for every handle of one stream, and no other stream's while it lives.
+  const void* identity() const { return state_.get(); }
+
   /// Queues a function. It may return Status, whose error fails the stream, or anything else, which is ignored.
   template <class F>
   void launch(F&& f) {
@@ -123,6 +126,14 @@ class Stream<Host> {
   /// Forgets a failure, in stream order.
   void clear_failure() {
     state_->push([](State& state) { state.error.reset(); });
+  }
+
+  /// The same if `condition()` holds when the stream gets there: a transfer forgets its own failure, not one from before it.
+  template <class F>
+  void clear_failure_if(F condition) {
+    state_->push([condition = std::move(condition)](State& state) mutable {
+      if (state.error && condition()) state.error.reset();
+    });
   }
 
   /// Waits until everything queued so far has run. Returns, and clears, the stream's first failure. Error timeout: still running.
