@@ -66,7 +66,7 @@ struct Field {
   static constexpr kstd::int64_t size_bits = static_cast<kstd::int64_t>(Count) * bits(E);
 };
 
-/// `Count` declared bytes in every row that nothing ever writes.
+/// `Count` declared bytes in every row that mean nothing: a store writes zeros there, readers skip them.
 template <int Count>
 struct Pad {
   using role = void;

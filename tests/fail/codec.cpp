@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codecs that must not compile.
+#include <kvire/codec/row.hpp>
+#include <kvire/layout/policies.hpp>
+
+using namespace kvire;
+
+template void kvire::encode_row<Fp8WithScale<2, 64>>(const float*, std::byte*, int, RowOptions);
+
+#if KVIRE_FAIL == 1  // expect: codec.scaled-elements
+struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::bf16, 64>>, Plane<Field<role::Scale, Element::f32, 2>>> {
+  using Scaling = ScaleRule<role::Value, 32>;
+};
+template void kvire::encode_row<P>(const float*, std::byte*, int, RowOptions);
+#elif KVIRE_FAIL == 2  // expect: codec.number-fields
+struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::u8, 64>>> {};
+template void kvire::encode_row<P>(const float*, std::byte*, int, RowOptions);
+#endif
