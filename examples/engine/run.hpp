@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "inject.hpp"
+#include "options.hpp"
+#include "progress.hpp"
+#include "report.hpp"
+#include "scheduler.hpp"
+#include "trace.hpp"
+#include "workload.hpp"
+
+namespace engine {
+
+/// The requests of the trace, or conversations of the same shape without one.
+inline kvire::Result<std::vector<Request>> load_requests(const Options& options) {
+  std::vector<TraceRequest> trace;
+  if (options.trace.empty()) {
+    trace = make_conversations(options.requests > 0 ? options.requests : 40, options.seed);
+  } else {
+    auto read = read_trace(options.trace, options.requests);
+    if (!read) return read.error();
+    trace = std::move(read).value();
+  }
+  std::vector<Request> requests;
+  for (const TraceRequest& t : trace) requests.push_back(scale_request(t, options.block_tokens));
+  return requests;
+}
+
+inline std::int64_t longest_request(const std::vector<Request>& requests) {
+  std::int64_t longest = 1;
+  for (const Request& r : requests) longest = std::max(longest, static_cast<std::int64_t>(r.prompt.size()) + r.output_tokens);
+  return longest;
+}
+
+inline Model model_for(const Options& options, const std::vector<Request>& requests) {
+  return make_model(options.seed, options.layers, options.index_heads, longest_request(requests) + 1);
+}
+
+/// Decoded tokens whose logits differ in any bit.
+inline std::int64_t count_mismatches(const Replay& a, const Replay& b) {
+  std::int64_t count = 0;
+  for (std::size_t r = 0; r < a.answers.size(); ++r) {
+    const std::vector<float>& x = a.answers[r].logits;
+    const std::vector<float>& y = b.answers[r].logits;
+    const std::size_t common = std::min(x.size(), y.size());
+    count += static_cast<std::int64_t>((std::max(x.size(), y.size()) - common) / vocabulary);
+    for (std::size_t i = 0; i < common; i += vocabulary) count += std::memcmp(&x[i], &y[i], vocabulary * sizeof(float)) != 0 ? 1 : 0;
+  }
+  return count;
+}
+
+/// The same policy without prefix reuse, host tier and eviction; other batches and chunks than the replay, which must not matter.
+template <class IndexKey>
+kvire::Result<Replay> run_reference(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests) {
+  constexpr int sessions = 3;
+  CacheOptions cache_options;
+  cache_options.model_layers = options.layers;
+  cache_options.device_pages = sessions * blocks_for(longest_request(requests)) + 1;
+  cache_options.sessions = sessions;
+  cache_options.top_k = options.top_k;
+  cache_options.index_heads = options.index_heads;
+  auto cache = Cache<IndexKey>::make(cache_options);
+  if (!cache) return cache.error();
+  Progress progress(fmt::format("{} reference", name), static_cast<std::int64_t>(requests.size()), options.quiet);
+  Scheduler<Cache<IndexKey>> scheduler(model, *cache.value(), requests, {.sessions = sessions, .chunk = 320, .reuse = false, .top_k = options.top_k});
+  return scheduler.run([&](std::int64_t done) { progress.at(done); });
+}
+
+/// The replay proper.
+template <class IndexKey>
+kvire::Result<Replay> run_replay(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests,
+                                 std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
+  CacheOptions cache_options;
+  cache_options.model_layers = options.layers;
+  cache_options.device_pages = options.device_pages;
+  cache_options.host_pages = options.host_pages;
+  cache_options.sessions = options.sessions;
+  cache_options.top_k = options.top_k;
+  cache_options.index_heads = options.index_heads;
+  auto cache = Cache<IndexKey>::make(cache_options, std::move(tamper));
+  if (!cache) return cache.error();
+  Progress progress(name, static_cast<std::int64_t>(requests.size()), options.quiet);
+  Scheduler<Cache<IndexKey>> scheduler(
+      model, *cache.value(), requests,
+      {.sessions = options.sessions, .chunk = options.chunk, .pause_every = options.pause_every, .top_k = options.top_k});
+  return scheduler.run([&](std::int64_t done) { progress.at(done); });
+}
+
+template <class IndexKey>
+kvire::Result<RunReport> run_policy(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests) {
+  auto reference = run_reference<IndexKey>(name, options, model, requests);
+  if (!reference) return reference.error();
+  auto replay = run_replay<IndexKey>(name, options, model, requests, make_injection<IndexKey>(options.inject));
+  if (!replay) return replay.error();
+  RunReport report;
+  report.policy = name;
+  report.stats = replay.value().stats;
+  report.reference_seconds = reference.value().stats.seconds;
+  report.mismatched_tokens = count_mismatches(replay.value(), reference.value());
+  return report;
+}
+
+/// Calls f.template operator()<IndexKey>(name) for each policy that the options name, until one returns an error.
+template <class F>
+kvire::Status for_each_policy(const std::string& policy, F&& f) {
+  using namespace kvire::preset::deepseek_v4;
+  kvire::Status status;
+  const auto visit = [&]<class IndexKey>(const char* name) {
+    if (status.ok() && (policy == "all" || policy == name)) status = f.template operator()<IndexKey>(name);
+  };
+  visit.template operator()<IndexKeyFp8>("fp8");
+  visit.template operator()<IndexKeyBf16>("bf16");
+  visit.template operator()<IndexKeyFp4>("fp4");
+  return status;
+}
+
+}  // namespace engine
