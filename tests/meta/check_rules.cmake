@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The rules are one list, kept in three places: each static_assert in include/ reads
 #   kvire [layer.rule]: what must hold. What would go wrong. Fix: one way, or another.
-# Two kinds need no text of their own: calls of a require function, and the golden numbers beside a preset.
+# Two kinds need no text of their own: uses of a witness or a require function, and the golden numbers beside a preset.
 # Each rule id has exactly one of them, at least one test that must not compile, and exactly one row in docs/rules.md.
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake" NO_POLICY_SCOPE)
 
@@ -25,8 +25,8 @@ foreach(header IN LISTS headers)
     string(FIND "${rest}" "@E" end)
     string(SUBSTRING "${rest}" 0 ${end} statement)
     string(SUBSTRING "${rest}" 13 -1 rest)
-    # A call of a require function names its rules itself; a preset's golden numbers speak to whoever edits the preset.
-    if(statement MATCHES "[( :]require[a-z_]*(<[^\"]*>)?\\(" AND NOT statement MATCHES "\"")
+    # A witness and a call of a require function name their rules themselves; a preset's golden numbers speak to whoever edits the preset.
+    if(statement MATCHES "sizeof\\((kvire::)?rule::|[( :]require[a-z_]*(<[^\"]*>)?\\(" AND NOT statement MATCHES "\"")
       continue()
     endif()
     if(header MATCHES "^kvire/preset/" AND NOT statement MATCHES "\"")

@@ -98,7 +98,7 @@ tree(rules_no_row rules "has no row" include/kvire/layout/a.hpp "${witness}" tes
 tree(rules_no_witness_row rules "docs/rules.md: [layout.one] has a row" docs/rules.md "${row}")
 tree(rules_no_witness_test rules "tests/fail: [layout.one] is expected" tests/fail/layout.cpp "${test}")
 tree(rules_two rules "has a second witness" include/kvire/layout/a.hpp "${witness}${witness}" tests/fail/layout.cpp "${test}" docs/rules.md "${row}")
-tree(rules_calls rules ok include/kvire/layout/a.hpp "static_assert(Bundle::require() && require_layout<P>())@s@n"
+tree(rules_calls rules ok include/kvire/layout/a.hpp "static_assert(Bundle::require() && require_layout<P>())@s@nstatic_assert(sizeof(rule::W<1>) > 0)@s@n"
   include/kvire/preset/a.hpp "static_assert(Latent<64>::page_bytes == 1)@s@n")
 tree(rules_bare rules "has no message" include/kvire/layout/a.hpp "static_assert(sizeof(int) == 4)@s@n")
 tree(rules_form rules "does not read" include/kvire/layout/a.hpp "static_assert(x, \"kvire [layout.one]: x is wrong.\")@s@n"
