@@ -56,6 +56,8 @@ class Stream<Host> {
   ~Stream() { close(); }
 
   const std::string& name() const { return state_->options.name; }
+  /// The same for all handles of one stream, different from every other stream alive.
+  const void* identity() const { return state_.get(); }
 
   /// The same for every handle of one stream, and no other stream's while it lives.
   const void* identity() const { return state_.get(); }

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/base/units.hpp>
+#include <kvire/pool/ledger.hpp>
+#include <kvire/pool/slab.hpp>
+#include <kvire/pool/view.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+struct PoolOptions {
+  int layers = 1;
+  std::int64_t pages = 0;  ///< rows of memory a layer, the null page included: ids 1 to pages - 1 can be allocated
+  Arrangement arrangement = Arrangement::layer_first;
+  std::string name = {};                                 ///< for messages; none: side and policy
+  std::int64_t page_multiple = 1;                        ///< a page's stride is rounded up to this, for readers that need it
+  std::optional<AnyResource> memory = {};                ///< none: the backend's default for the side
+  std::optional<unsigned char> fill_on_free = {};        ///< overwrite pages that become free, so that use after free shows
+};
+
+struct pool_access;
+
+/// Pages of one layout policy for some layers, with their ownership. Use as DevicePool or HostPool. Move-only; all functions are safe from any
+/// thread. Destroying it while pages are referenced or held frees nothing under them (see PageLedger).
+/// Its bytes are reached through leases and transfers, not from here.
+template <class P, class Backend, class Side>
+class PagePool {
+  static_assert(require_pool_policy<P>());
+  static_assert(sizeof(rule::PoolBackend<Backend, is_backend<Backend>>) > 0);
+
+ public:
+  using policy = P;
+  using backend = Backend;
+  using side = Side;
+  using page_id = typename Side::page_id;
+  using Ref = PageRef<page_id>;
+  using Hold = PageHold<page_id, Backend>;
+  using Ledger = PageLedger<page_id, Backend>;
+
+  /// Allocates zeroed memory for layers * pages pages. Errors: invalid_argument for counts; what the memory resource returns, with the bytes
+  /// wanted.
+  static Result<PagePool> make(PoolOptions options) {
+    if (options.name.empty()) options.name = std::string(Side::name) + "." + P::name;
+    auto ledger = Ledger::make(options.name, options.pages);
+    if (!ledger.ok()) return ledger.error();
+    if (options.layers < 1) {
+      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": " + std::to_string(options.layers) + " layers"};
+    }
+    return make_in(std::move(ledger).value(), options);
+  }
+
+  PagePool(PagePool&&) noexcept = default;
+  PagePool& operator=(PagePool&&) noexcept = default;
+
+  const std::string& name() const { return name_; }
+  int layers() const { return static_cast<int>(slab_->bases.size()); }
+  std::int32_t pages() const { return slab_->pages; }
+  /// Bytes from a page to the next of the same layer.
+  std::int64_t page_stride() const { return slab_->page_stride; }
+  /// Memory that the pool itself allocated; 0 if adopted.
+  Bytes bytes() const { return Bytes(slab_->bytes()); }
+  Arrangement arrangement() const { return arrangement_; }
+  bool adopted() const { return adopted_; }
+
+  /// Who owns its pages. Pools of one page-id space of a bundle have one ledger.
+  Ledger& ledger() { return ledger_; }
+  const Ledger& ledger() const { return ledger_; }
+
+  Result<Ref> allocate() { return ledger_.allocate(); }
+  Result<std::vector<Ref>> allocate(std::int64_t n) { return ledger_.allocate(n); }
+  Result<Hold> hold(std::span<const page_id> ids, PageUse use, Event<Backend> event) { return ledger_.hold(ids, use, std::move(event)); }
+  std::int32_t free_pages() const { return ledger_.free_pages(); }
+  std::int32_t draining_pages() const { return ledger_.draining_pages(); }
+  std::int32_t used_pages() const { return ledger_.used_pages(); }
+  std::uint32_t generation(page_id page) const { return ledger_.generation(page); }
+
+  /// Overwrites a page of all layers (poison for tests: the null page, say). Errors: out_of_range.
+  Status fill_page(page_id page, unsigned char value) {
+    if (page.none() || page.value >= pages()) {
+      return Error{ErrorCode::out_of_range, "pool " + name_ + ": " + page_id::tag::name + " " + std::to_string(page.value) + " is not in 0 to " +
+                                                std::to_string(pages() - 1)};
+    }
+    return slab_->fill_page(page.value, value);
+  }
+
+  /// Checks that pages freed before, and free now, still hold the fill pattern: somebody wrote a page after its free otherwise. The error names
+  /// page, layer and first byte. For quiet moments; needs `fill_on_free`.
+  Status verify_free() const
+    requires(BackendMemory<Backend, Side>::addressable)
+  {
+    if (!slab_->fill_on_free) return Error{ErrorCode::unsupported, "pool " + name_ + ": was made without fill_on_free"};
+    for (std::int32_t id = null_page + 1; id < pages(); ++id) {
+      const page_id page(id);
+      if (ledger_.generation(page) == 0 || ledger_.owners(page) > 0 || ledger_.holds(page) > 0) continue;
+      for (std::size_t layer = 0; layer < slab_->bases.size(); ++layer) {
+        const auto bad = detail::first_other_byte(slab_->page(layer, id), 0, P::page_bytes, *slab_->fill_on_free);
+        if (!bad.empty()) return damaged("free page", id, layer, bad);
+      }
+    }
+    return {};
+  }
+
+  /// Checks the bytes of a page that the policy declares as padding, in all layers: nobody has a reason to write them.
+  Status verify_padding(page_id page, unsigned char expected = 0) const
+    requires(BackendMemory<Backend, Side>::addressable)
+  {
+    for (std::size_t layer = 0; layer < slab_->bases.size(); ++layer) {
+      const std::byte* const bytes = slab_->page(layer, page.value);
+      auto bad = detail::first_other_byte(bytes, P::used_bytes, P::page_bytes - P::used_bytes, expected);
+      for (const Section& s : P::table.sections) {
+        for (int token = 0; s.padding && bad.empty() && token < P::tokens_per_page; ++token) {
+          const std::int64_t row = P::table.plane_offset[s.plane] + P::table.row_bytes[s.plane] * token;
+          bad = detail::first_other_byte(bytes, row + s.row_offset_bits / 8, s.size_bits / 8, expected);
+        }
+      }
+      if (!bad.empty()) return damaged("padding of page", page.value, layer, bad);
+    }
+    return {};
+  }
+
+ private:
+  friend struct pool_access;
+  PagePool(Ledger ledger, std::shared_ptr<detail::Slab> slab, std::string name, Arrangement arrangement, bool adopted)
+      : ledger_(std::move(ledger)), slab_(std::move(slab)), name_(std::move(name)), arrangement_(arrangement), adopted_(adopted) {}
+
+  // Options are checked but for the sizes; `layers` may be 0 here (an entry of a bundle that no kept layer owns).
+  static Result<PagePool> make_in(Ledger ledger, const PoolOptions& options) {
+    if (options.page_multiple < 1 || options.page_multiple > P::page_bytes * 4) {
+      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": page multiple " + std::to_string(options.page_multiple)};
+    }
+    const detail::SlabShape shape{options.layers, options.pages, P::page_bytes, align_up(P::page_bytes, options.page_multiple),
+                                  options.arrangement};
+    using Memory = BackendMemory<Backend, Side>;
+    auto slab = detail::Slab::make(options.name, shape, options.memory ? *options.memory : Memory::resource(), &Memory::fill);
+    if (!slab.ok()) return slab.error();
+    slab.value()->fill_on_free = options.fill_on_free;
+    ledger.attach_memory(slab.value());
+    return PagePool(std::move(ledger), std::move(slab).value(), options.name, options.arrangement, false);
+  }
+
+  Error damaged(const char* what, std::int32_t id, std::size_t layer, const std::string& bad) const {
+    return {ErrorCode::mismatch, "pool " + name_ + ": " + what + " " + std::to_string(id) + ", layer " + std::to_string(layer) + ": " + bad};
+  }
+
+  Ledger ledger_;
+  std::shared_ptr<detail::Slab> slab_;
+  std::string name_;
+  Arrangement arrangement_;
+  bool adopted_;
+};
+
+/// The pool that kernels work on.
+template <class P, class Backend>
+using DevicePool = PagePool<P, Backend, DeviceSide>;
+/// The pool behind it; made with mirror_of.
+template <class P, class Backend>
+using HostPool = PagePool<P, Backend, HostSide>;
+
+template <class T>
+inline constexpr bool is_page_pool = false;
+template <class P, class B, class S>
+inline constexpr bool is_page_pool<PagePool<P, B, S>> = true;
+
+/// The door to a pool's bytes for what orders access to them: gates, transfers, adoption. Not for engines: a view from here waits for nothing.
+struct pool_access {
+  /// Requires 0 <= slot < layers().
+  template <class P, class B, class S>
+  static PageView<P, B> view(PagePool<P, B, S>& pool, EntrySlot slot) {
+    return {pool.slab_->bases[static_cast<std::size_t>(slot.value)], pool.slab_->page_stride, pool.slab_->pages};
+  }
+  template <class P, class B, class S>
+  static ConstPageView<P, B> const_view(const PagePool<P, B, S>& pool, EntrySlot slot) {
+    return {pool.slab_->bases[static_cast<std::size_t>(slot.value)], pool.slab_->page_stride, pool.slab_->pages};
+  }
+  /// Keeps the bytes alive.
+  template <class P, class B, class S>
+  static std::shared_ptr<const void> memory(const PagePool<P, B, S>& pool) {
+    return pool.slab_;
+  }
+  template <class P, class B, class S>
+  static Result<PagePool<P, B, S>> make_in(PageLedger<typename S::page_id, B> ledger, const PoolOptions& options) {
+    return PagePool<P, B, S>::make_in(std::move(ledger), options);
+  }
+  template <class P, class B, class S>
+  static PagePool<P, B, S> adopt(PageLedger<typename S::page_id, B> ledger, std::shared_ptr<detail::Slab> slab, std::string name) {
+    ledger.attach_memory(slab);
+    return PagePool<P, B, S>(std::move(ledger), std::move(slab), std::move(name), Arrangement::layer_first, true);
+  }
+};
+
+KVIRE_NAMESPACE_END
