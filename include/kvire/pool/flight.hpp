@@ -13,10 +13,22 @@ KVIRE_NAMESPACE_BEGIN
 enum class PageUse : unsigned char {
   load,    ///< writes them
   backup,  ///< reads them
-  store    ///< a kernel writes them
+  store,   ///< a kernel writes them
+  read     ///< a kernel reads them
 };
 
-constexpr const char* name_of(PageUse use) { return use == PageUse::load ? "load" : use == PageUse::backup ? "backup" : "store"; }
+constexpr const char* name_of(PageUse use) {
+  switch (use) {
+    case PageUse::load: return "load";
+    case PageUse::backup: return "backup";
+    case PageUse::store: return "store";
+    case PageUse::read: return "read";
+  }
+  return "unknown";
+}
+
+/// True for work that changes the page.
+constexpr bool writes(PageUse use) { return use == PageUse::load || use == PageUse::store; }
 
 /// Work that touches a page and has not been proven finished.
 template <class Backend>
