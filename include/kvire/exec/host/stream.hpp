@@ -59,9 +59,6 @@ class Stream<Host> {
   /// The same for all handles of one stream, different from every other stream alive.
   const void* identity() const { return state_.get(); }
 
-  /// The same for every handle of one stream, and no other stream's while it lives.
-  const void* identity() const { return state_.get(); }
-
   /// Queues a function. It may return Status, whose error fails the stream, or anything else, which is ignored.
   template <class F>
   void launch(F&& f) {
