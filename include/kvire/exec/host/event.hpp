@@ -71,16 +71,8 @@ class Event<Host> {
 
   /// Makes the event final, recorded or not, and wakes its waiters. The first call decides; later ones return false and change nothing,
   /// so a failure can never turn into a success.
-  bool complete(Status status = {}) const {
-    if (!state_) return false;
-    std::lock_guard lock(state_->mutex);
-    if (is_final(query())) return false;
-    if (!status.ok()) state_->error = status.error();
-    state_->state.store(status.ok() ? EventState::complete : EventState::failed, std::memory_order_release);
-    // Under the lock: a waiter may let go of the last handle as soon as it sees the state.
-    state_->changed.notify_all();
-    return true;
-  }
+  bool complete() const { return finish(nullptr); }
+  bool complete(const Status& status) const { return finish(status.ok() ? nullptr : &status.error()); }
 
   const std::string& label() const {
     static const std::string none;
@@ -90,6 +82,17 @@ class Event<Host> {
   friend bool operator==(const Event& a, const Event& b) { return a.state_ == b.state_; }
 
  private:
+  bool finish(const Error* error) const {
+    if (!state_) return false;
+    std::lock_guard lock(state_->mutex);
+    if (is_final(query())) return false;
+    if (error != nullptr) state_->error = *error;
+    state_->state.store(error == nullptr ? EventState::complete : EventState::failed, std::memory_order_release);
+    // Under the lock: a waiter may let go of the last handle as soon as it sees the state.
+    state_->changed.notify_all();
+    return true;
+  }
+
   struct State {
     std::atomic<EventState> state{EventState::unrecorded};
     std::mutex mutex;

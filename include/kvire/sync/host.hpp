@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvire/exec/host/stream.hpp>
+#include <kvire/sync/lease.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+template <>
+class LeaseEnd<Host> {
+ public:
+  ~LeaseEnd() { (void)event_.complete(); }
+  /// An event that is pending from now on and complete when the lease has gone.
+  Event<Host> begin() {
+    event_ = Event<Host>::make("lease");
+    (void)event_.mark_recorded();
+    return event_;
+  }
+
+ private:
+  Event<Host> event_;
+};
+
+template <>
+struct QueueWait<Host> {
+  /// The wait runs as work of the stream and, when the load has failed, fails the step instead of the stream: kernels of other steps queued
+  /// behind it do not depend on this load.
+  static void queue(Stream<Host>& stream, const LeaseWait<Host>& wait, std::shared_ptr<StepFailure> failure, std::chrono::milliseconds limit) {
+    if (wait.event.query() == EventState::complete) return;
+    stream.launch([wait, failure = std::move(failure), limit] {
+      const Status status = wait.event.wait(deadline_in(limit));
+      if (status.ok() || (wait.may_fail && status.error().code != ErrorCode::timeout)) return;
+      failure->fail(Error{status.error().code, wait.what + ": " + status.error().message});
+    });
+  }
+};
+}  // namespace detail
+
+/// Runs `f(views...)` as work of the stream, under the leases: a kernel of the caller's own. Skipped if a load of the leases has failed.
+/// `f` may return a Status, whose error fails the stream.
+template <class F, class... Leases>
+void launch(Stream<Host>& stream, F&& f, const Leases&... leases) {
+  static_assert((require_lease<Leases>() && ...));
+  stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
+    if (!(kernel_access::ready(leases) && ...)) return {};
+    if constexpr (std::is_same_v<decltype(f(views...)), Status>) {
+      return f(views...);
+    } else {
+      f(views...);
+      return {};
+    }
+  });
+}
+
+/// One field of every row of a pool, as bytes: scales alone, values alone. Rows of a plane are `row_bytes` apart, pages `page_stride`.
+template <class P, class Role>
+class FieldView {
+ public:
+  static constexpr Element element = P::template element_of<Role>;
+  static constexpr int count = P::template count_of<Role>;
+  /// Bytes of the field in one row.
+  static constexpr std::int64_t bytes = static_cast<std::int64_t>(count) * bits(element) / 8;
+
+  explicit FieldView(ConstPageView<P, Host> view) : view_(view) {}
+  /// First byte of the field in a row. Requires 0 <= page < pages of the pool and 0 <= token < tokens per page.
+  const std::byte* row(std::int32_t page, int token) const { return view_.page(page) + P::template offset<Role>(token); }
+
+ private:
+  ConstPageView<P, Host> view_;
+};
+
+/// Queues the copy of pages into one contiguous buffer of `pages.size()` * page bytes, in the order given; -1 leaves its page untouched. A page
+/// id beyond the pool fails the stream, and nothing of that page or later ones is copied.
+template <class Lease>
+void gather(const Lease& lease, std::vector<std::int32_t> pages, std::byte* to, Stream<Host>& stream) {
+  static_assert(require_lease<Lease>());
+  using P = typename Lease::policy;
+  launch(
+      stream,
+      [pages = std::move(pages), to](const auto& view) -> Status {
+        for (std::size_t i = 0; i < pages.size(); ++i) {
+          if (pages[i] < 0) continue;
+          if (pages[i] >= view.pages) {
+            return Error{ErrorCode::out_of_range, "gather: page " + std::to_string(pages[i]) + " is not below " + std::to_string(view.pages)};
+          }
+          std::memcpy(to + static_cast<std::int64_t>(i) * P::page_bytes, view.page(pages[i]), static_cast<std::size_t>(P::page_bytes));
+        }
+        return {};
+      },
+      lease);
+}
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <kvire/base/result.hpp>
+#include <kvire/exec/backend.hpp>
+#include <kvire/pool/view.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+struct kernel_access;
+
+namespace detail {
+
+/// First failure of a step; shared with everything the step queued.
+class StepFailure {
+ public:
+  void fail(Error error) {
+    std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  Status status() const {
+    std::lock_guard lock(mutex_);
+    return error_ ? Status(*error_) : Status();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;
+};
+
+/// How a wait for a load is queued on a stream; specialised per backend (sync/host.hpp).
+template <class Backend>
+struct QueueWait;
+
+/// A load (or backup) that must have finished before the lease's kernels run.
+template <class Backend>
+struct LeaseWait {
+  Event<Backend> event;
+  std::string what;       ///< for messages
+  bool may_fail = false;  ///< only its end matters: a backup that failed has stopped reading
+};
+
+/// The end of a lease's kernels, as an event for transfers of its pages; specialised per backend (sync/host.hpp).
+template <class Backend>
+class LeaseEnd;
+
+/// What the copies of one lease share; dies with the last of them, and so with the last kernel queued with it.
+template <class Backend>
+struct LeaseState {
+  LeaseState() = default;
+  LeaseState(const LeaseState&) = delete;
+  LeaseState& operator=(const LeaseState&) = delete;
+
+  Event<Backend> begin() { return end.begin(); }
+
+  std::shared_ptr<StepFailure> failure;  ///< none for assume_ready
+  const void* stream = nullptr;          ///< where the waits are queued
+  std::chrono::milliseconds wait_limit{0};
+  std::vector<LeaseWait<Backend>> waits;
+  bool any_page = true;                ///< of a write lease: whether it is not limited to `pages`
+  std::vector<std::int32_t> pages;     ///< of a write lease, ascending
+  std::shared_ptr<const void> memory;  ///< keeps the pool's bytes, and names the pool
+  std::shared_ptr<void> hold;          ///< of the pages, where they are known
+  LeaseEnd<Backend> end;               ///< declared last: ends first
+};
+
+struct LeaseMaker;
+
+}  // namespace detail
+
+/// Permission to read one layer of a pool in one step: its kernels run after the layer's loads have landed. Copyable; kernels queued with it
+/// keep the pool's memory alive. There is no pointer to be had from it but by kernels (`kernel_access`).
+template <class P, class Backend>
+class ReadLease {
+ public:
+  using policy = P;
+  using backend = Backend;
+  static constexpr bool can_write = false;
+
+ private:
+  friend struct kernel_access;
+  friend struct detail::LeaseMaker;
+  ConstPageView<P, Backend> view_;
+  std::shared_ptr<const detail::LeaseState<Backend>> state_;
+};
+
+/// Permission to write some pages of one layer of a pool in one step: its kernels run after loads into and backups of these pages.
+template <class P, class Backend>
+class WriteLease {
+ public:
+  using policy = P;
+  using backend = Backend;
+  static constexpr bool can_write = true;
+
+ private:
+  friend struct kernel_access;
+  friend struct detail::LeaseMaker;
+  PageView<P, Backend> view_;
+  std::shared_ptr<const detail::LeaseState<Backend>> state_;
+};
+
+template <class T>
+inline constexpr bool is_lease = false;
+template <class P, class B>
+inline constexpr bool is_lease<ReadLease<P, B>> = true;
+template <class P, class B>
+inline constexpr bool is_lease<WriteLease<P, B>> = true;
+
+template <class T>
+inline constexpr bool is_write_lease = false;
+template <class P, class B>
+inline constexpr bool is_write_lease<WriteLease<P, B>> = true;
+
+namespace rule {
+template <class Argument, bool IsLease>
+struct NoLease {
+  static_assert(IsLease,
+                "kvire [sync.no-lease]: kernels take a lease, not a view, a pool or a pointer. Without one they may run before the layer's load has landed. "
+                "Fix: pass step.read(pool, slot) or step.write(pool, slot, pages), or assume_ready(view) for memory that no transfer touches.");
+};
+template <class Argument, bool IsWriteLease>
+struct ReadOnly {
+  static_assert(IsWriteLease,
+                "kvire [sync.read-only]: a kernel that writes pages takes a write lease. A read lease waits for loads only, so a store could damage a page under "
+                "backup or one that others share. Fix: ask for step.write(pool, slot, pages), or for assume_ready(view) of a PageView.");
+};
+}  // namespace rule
+
+/// For kernels: refuses, in words, an argument that is no lease. `T` without reference.
+template <class T>
+constexpr bool require_lease() {
+  (void)sizeof(rule::NoLease<T, is_lease<std::remove_cv_t<T>>>);
+  return true;
+}
+/// The same for kernels that write.
+template <class T>
+constexpr bool require_write_lease() {
+  require_lease<T>();
+  if constexpr (is_lease<std::remove_cv_t<T>>) (void)sizeof(rule::ReadOnly<T, is_write_lease<std::remove_cv_t<T>>>);
+  return true;
+}
+
+namespace detail {
+struct LeaseMaker {
+  template <class P, class B>
+  static ReadLease<P, B> read(ConstPageView<P, B> view, std::shared_ptr<const LeaseState<B>> state) {
+    ReadLease<P, B> lease;
+    lease.view_ = view;
+    lease.state_ = std::move(state);
+    return lease;
+  }
+  template <class P, class B>
+  static WriteLease<P, B> write(PageView<P, B> view, std::shared_ptr<const LeaseState<B>> state) {
+    WriteLease<P, B> lease;
+    lease.view_ = view;
+    lease.state_ = std::move(state);
+    return lease;
+  }
+};
+}  // namespace detail
+
+/// The one door from a lease to bytes; for kernels, whose work runs on a stream. Never use the view from the host thread: the load it waits
+/// for is waited for on the stream alone.
+struct kernel_access {
+  /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream.
+  template <class P, class B>
+  static ConstPageView<P, B> view(const ReadLease<P, B>& lease, Stream<B>& stream) {
+    queue_waits(*lease.state_, stream);
+    return lease.view_;
+  }
+  template <class P, class B>
+  static PageView<P, B> view(const WriteLease<P, B>& lease, Stream<B>& stream) {
+    queue_waits(*lease.state_, stream);
+    return lease.view_;
+  }
+
+  /// Asked by host kernels when they run: false if a load they depend on has failed. They then do nothing; the step reports the failure.
+  template <class Lease>
+  static bool ready(const Lease& lease) {
+    return !lease.state_->failure || lease.state_->failure->status().ok();
+  }
+
+  /// Whether a page may be written under this lease; kernels skip and count the others.
+  template <class P, class B>
+  static bool covers(const WriteLease<P, B>& lease, std::int32_t page) {
+    const auto& pages = lease.state_->pages;
+    return lease.state_->any_page || std::binary_search(pages.begin(), pages.end(), page);
+  }
+
+  /// Marks the step failed, for kernels that find their input unusable at run time.
+  template <class Lease>
+  static void fail(const Lease& lease, Error error) {
+    if (lease.state_->failure) lease.state_->failure->fail(std::move(error));
+  }
+
+ private:
+  template <class B>
+  static void queue_waits(const detail::LeaseState<B>& state, Stream<B>& stream) {
+    if (state.waits.empty() || stream.identity() == state.stream) return;
+    for (const auto& wait : state.waits) detail::QueueWait<B>::queue(stream, wait, state.failure, state.wait_limit);
+  }
+};
+
+/// The one way past the gate, by name: a lease on memory of which the caller knows that no load, backup or other writer touches it while the
+/// kernels run. Waits for nothing and keeps nothing alive.
+template <class P, class Backend>
+ReadLease<P, Backend> assume_ready(ConstPageView<P, Backend> view) {
+  return detail::LeaseMaker::read<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
+}
+template <class P, class Backend>
+WriteLease<P, Backend> assume_ready(PageView<P, Backend> view) {
+  return detail::LeaseMaker::write<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
+}
+
+KVIRE_NAMESPACE_END

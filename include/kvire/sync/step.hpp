@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <kvire/pool/pool.hpp>
+#include <kvire/sync/lease.hpp>
+#include <kvire/sync/progress.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+template <class Backend>
+class Gate;
+
+namespace rule {
+template <class Backend, class PoolBackend, bool Same>
+struct StepBackend {
+  static_assert(Same,
+                "kvire [sync.same-backend]: a step leases pools of its own backend. Its stream could not wait for another backend's loads. "
+                "Fix: begin the step on a stream of the pool's backend, or name the pool of the step's backend.");
+};
+}  // namespace rule
+
+/// One step of the engine: a pass of kernels on one stream that depends on the transfers its gate was given, and on no others. Leases come
+/// from here. Copyable handle; the stream must outlive it. Safe from any thread, though kernels of one stream are queued by one thread at a time.
+template <class Backend>
+class Step {
+ public:
+  /// Permission to read a layer of a pool. Queues, on the step's stream, waits for that layer's loads; never blocks the host. Errors:
+  /// out_of_range; the failure of a load, if it is known already. One that fails later is found by the kernels, which then do nothing.
+  template <class P, class B, class Side>
+  Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
+    auto lease = begin_lease(pool, slot);
+    if (!lease.ok()) return lease.error();
+    return finish_read(pool, slot, std::move(lease).value());
+  }
+
+  /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
+  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Further errors: busy if a load into
+  /// them has not been issued; those of PageLedger::hold.
+  template <class P, class B, class Side>
+  Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
+    auto lease = begin_lease(pool, slot);
+    if (!lease.ok()) return lease.error();
+    if (Status status = claim(pool, slot, pages, PageUse::read, *lease.value()); !status.ok()) return status.error();
+    return finish_read(pool, slot, std::move(lease).value());
+  }
+
+  /// Permission to write pages of a layer. Kernels with this lease run after loads into and backups of these pages, named by the step or not;
+  /// later transfers of these pages run after the last of these kernels. Errors: out_of_range and those of PageLedger::hold; busy, naming
+  /// page and owners, for a page that another owner shares; busy for a page of a transfer that nobody has issued; the failure of a load.
+  template <class P, class B, class Side>
+  Result<WriteLease<P, B>> write(PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
+    auto started = begin_lease(pool, slot);
+    if (!started.ok()) return started.error();
+    auto lease = std::move(started).value();
+    for (const auto page : pages) {
+      const auto owners = pool.ledger().owners(page);
+      if (owners <= 1) continue;
+      return Error{ErrorCode::busy, "pool " + pool.name() + ": " + Side::page_id::tag::name + " " + std::to_string(page.value) + " has " +
+                                        std::to_string(owners) + " owners: a write would change it under the others"};
+    }
+    if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
+    for (const auto page : pages) lease->pages.push_back(page.value);
+    std::sort(lease->pages.begin(), lease->pages.end());
+    lease->any_page = false;
+    queue(*lease);
+    return Result<WriteLease<P, B>>(detail::LeaseMaker::write<P, B>(pool_access::view(pool, slot), std::move(lease)));
+  }
+
+  Stream<Backend>& stream() const { return *state_->stream; }
+
+  /// The step's first failure. Complete once the stream has been synchronised: failures of loads are found as kernels run.
+  Status status() const { return state_->failure->status(); }
+
+ private:
+  friend class Gate<Backend>;
+  using Lease = detail::LeaseState<Backend>;
+
+  struct State {
+    std::string name;
+    Stream<Backend>* stream = nullptr;
+    std::vector<std::shared_ptr<const LoadProgress<Backend>>> loads;
+    std::chrono::milliseconds wait_limit{0};
+    std::shared_ptr<detail::StepFailure> failure = std::make_shared<detail::StepFailure>();
+  };
+  explicit Step(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  template <class P, class B, class Side>
+  Result<std::shared_ptr<Lease>> begin_lease(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
+    (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
+    if (slot.value < 0 || slot.value >= pool.layers()) {
+      return Error{ErrorCode::out_of_range,
+                   "pool " + pool.name() + ": entry slot " + std::to_string(slot.value) + " is not below " + std::to_string(pool.layers())};
+    }
+    auto lease = std::make_shared<Lease>();
+    lease->failure = state_->failure;
+    lease->stream = state_->stream->identity();
+    lease->wait_limit = state_->wait_limit;
+    lease->memory = pool_access::memory(pool);
+    for (const auto& load : state_->loads) {
+      const int position = load->position(lease->memory.get(), slot.value);
+      if (position < 0) continue;
+      if (Status status = load->known(position); !status.ok()) return status.error();
+      add_wait(*lease, load->event(position), "transfer '" + load->name() + "', pool " + pool.name() + ", entry slot " + std::to_string(slot.value),
+               false);
+    }
+    return lease;
+  }
+
+  // Registers the lease's kernels as users of the pages, after collecting what they have to wait for. Kernels that share a page are ordered
+  // by the engine's own streams; only transfers run elsewhere.
+  template <class P, class B, class Side>
+  Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, Lease& lease) const {
+    auto ledger = pool.ledger();
+    for (const auto page : pages) {
+      if (ledger.holds(page) == 0) continue;
+      for (const auto& flight : ledger.in_flight(page)) {
+        if (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read)) continue;
+        const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page.value);
+        if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
+      }
+    }
+    auto hold = ledger.hold(pages, use, lease.begin());
+    if (!hold.ok()) return hold.error();
+    lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
+    return {};
+  }
+
+  // A transfer in flight: by its layer's event where the step names it, by the end of the whole transfer otherwise.
+  Status wait_for(const InFlight<Backend>& flight, const std::string& what, EntrySlot slot, Lease& lease) const {
+    const bool may_fail = flight.use == PageUse::backup;
+    for (const auto& load : state_->loads) {
+      if (!(load->done() == flight.event)) continue;
+      const int position = load->position(lease.memory.get(), slot.value);
+      if (position >= 0) add_wait(lease, load->event(position), what, may_fail);
+      return {};
+    }
+    if (flight.event.query() == EventState::unrecorded) return Error{ErrorCode::busy, what + " (" + flight.event.label() + ") has not been issued"};
+    add_wait(lease, flight.event, what, may_fail);
+    return {};
+  }
+
+  static void add_wait(Lease& lease, Event<Backend> event, std::string what, bool may_fail) {
+    if (event.query() == EventState::complete) return;
+    for (const auto& wait : lease.waits) {
+      if (wait.event == event) return;
+    }
+    lease.waits.push_back({std::move(event), std::move(what), may_fail});
+  }
+
+  void queue(const Lease& lease) const {
+    for (const auto& wait : lease.waits) detail::QueueWait<Backend>::queue(*state_->stream, wait, lease.failure, lease.wait_limit);
+  }
+
+  template <class P, class B, class Side>
+  Result<ReadLease<P, B>> finish_read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::shared_ptr<Lease> lease) const {
+    queue(*lease);
+    return Result<ReadLease<P, B>>(detail::LeaseMaker::read<P, B>(pool_access::const_view(pool, slot), std::move(lease)));
+  }
+
+  std::shared_ptr<const State> state_;
+};
+
+KVIRE_NAMESPACE_END
