@@ -25,6 +25,12 @@
 #else
 #define KVIRE_DEVICE_PASS 0
 #endif
+// KVIRE_SM90A: this pass generates code for sm_90a, with Hopper's own instructions (wgmma).
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define KVIRE_SM90A 1
+#else
+#define KVIRE_SM90A 0
+#endif
 #if defined(__CUDACC_RTC__)
 #define KVIRE_RTC 1
 #else
@@ -61,6 +67,11 @@
 #define KVIRE_X86_64 1
 #else
 #define KVIRE_X86_64 0
+#endif
+// Functions that a caller may enter only after asking the processor (kernel/host/level.hpp).
+#if KVIRE_X86_64
+#define KVIRE_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define KVIRE_TARGET_AVX512 __attribute__((target("avx2,fma,avx512f")))
 #endif
 
 // KVIRE_OPAQUE(x): the optimiser may assume nothing about the float or double x from here on, so that no floating-point flag can fuse,
