@@ -35,6 +35,7 @@ template <class Backend>
 struct InFlight {
   PageUse use = PageUse::load;
   Event<Backend> event;
+  const void* stream = nullptr;  ///< identity of the stream that all of the work runs on, where known: its order covers later work there
 };
 
 /// Page ownership of another engine's allocator, so that its pages can be transferred and leased without copying its bookkeeping. Ids are
@@ -84,6 +85,7 @@ struct Flight {
   PageUse use;
   Event<Backend> event;
   std::vector<std::int32_t> pages;
+  const void* stream = nullptr;
   bool dropped = false;
 };
 
@@ -101,7 +103,7 @@ class LedgerState final : public LedgerCore {
       for (std::size_t i = 0; i < n; ++i) outside->retain(page[i]);
     }
     if (auto ok = pin(page, n); !ok.ok()) return ok.error();
-    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), false};
+    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, false};
     std::sort(flight->pages.begin(), flight->pages.end());
     std::lock_guard lock(mutex_);
     flights_.push_back(flight);
@@ -153,7 +155,7 @@ class LedgerState final : public LedgerCore {
     std::lock_guard lock(mutex_);
     for (const auto* flight : flights_) {
       if (is_final(flight->event.query())) continue;
-      if (std::binary_search(flight->pages.begin(), flight->pages.end(), page)) found.push_back({flight->use, flight->event});
+      if (std::binary_search(flight->pages.begin(), flight->pages.end(), page)) found.push_back({flight->use, flight->event, flight->stream});
     }
     return found;
   }

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include <kvire/memory/host.hpp>
 #include <kvire/pool/flight.hpp>
 #include <kvire/pool/page_ref.hpp>
 
@@ -53,7 +54,7 @@ class PageLedger {
   using Ref = PageRef<PageId>;
   using Hold = PageHold<PageId, Backend>;
 
-  /// `pages` counts the null page: ids are below it. Error invalid_argument if there is no other.
+  /// `pages` counts the null page: ids are below it. Errors: invalid_argument if there is no other; exhausted if 20 bytes a page are not to be had.
   static Result<PageLedger> make(std::string name, std::int64_t pages) {
     if (auto ok = check_pages(name, pages); !ok.ok()) return ok.error();
     return PageLedger(new State(std::move(name), PageId::tag::name, static_cast<std::int32_t>(pages), false));
@@ -177,12 +178,12 @@ class PageLedger {
   // --- transfers ---
 
   /// Pins owned pages, all or none, until `event` is final, and registers the work so that later writers can wait for it. The event may
-  /// still be unrecorded. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`.
-  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event) {
+  /// still be unrecorded. `stream`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`.
+  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr) {
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
     for (PageId page : pages) ids.push_back(page.value);
-    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event));
+    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), stream);
     if (!flight.ok()) return flight.error();
     return Hold(state_, flight.value());
   }
@@ -230,7 +231,10 @@ class PageLedger {
   }
 
   static Status check_pages(const std::string& name, std::int64_t pages) {
-    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) return {};
+    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) {
+      constexpr auto bytes_a_page = static_cast<std::int64_t>(sizeof(detail::LedgerCore::Record) + sizeof(std::int32_t));
+      return detail::check_available("pool " + name + ", page ledger", pages * bytes_a_page);
+    }
     return Error{ErrorCode::invalid_argument, "pool " + name + ": " + std::to_string(pages) +
                                                   " pages; a pool has the null page and at least one other, and ids below 2147483647"};
   }

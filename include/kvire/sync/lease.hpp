@@ -214,11 +214,11 @@ struct kernel_access {
 
 /// The one way past the gate, by name: a lease on memory of which the caller knows that no load, backup or other writer touches it while the
 /// kernels run. Waits for nothing and keeps nothing alive.
-template <class P, class Backend>
+template <class Backend, class P>
 ReadLease<P, Backend> assume_ready(ConstPageView<P, Backend> view) {
   return detail::LeaseMaker::read<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
 }
-template <class P, class Backend>
+template <class Backend, class P>
 WriteLease<P, Backend> assume_ready(PageView<P, Backend> view) {
   return detail::LeaseMaker::write<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
 }

@@ -127,7 +127,7 @@ class Step {
         if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
       }
     }
-    auto hold = ledger.hold(pages, use, lease.begin());
+    auto hold = ledger.hold(pages, use, lease.begin(), lease.stream);
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     return {};
