@@ -31,6 +31,12 @@
 #else
 #define KVIRE_SM90A 0
 #endif
+// KVIRE_DEVICE_ARCH: the compute capability this pass generates code for (900 is sm_90), 0 on the host.
+#if defined(__CUDA_ARCH__)
+#define KVIRE_DEVICE_ARCH __CUDA_ARCH__
+#else
+#define KVIRE_DEVICE_ARCH 0
+#endif
 #if defined(__CUDACC_RTC__)
 #define KVIRE_RTC 1
 #else
