@@ -119,6 +119,7 @@ if wants bench; then
     for program in build/bench/benchmarks/kvire_bench_*; do
       [ -x "$program" ] && [ -f "$program" ] && { "$program" || broken+=("bench"); }
     done
+    cmake --build build/bench --target kvire_bench_compile || broken+=("bench")
   else
     broken+=("bench")
   fi
