@@ -97,7 +97,7 @@ class LedgerState final : public LedgerCore {
 
   std::unique_ptr<OutsideOwner> outside;
 
-  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event) {
+  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream) {
     if (outside) {
       if (auto ok = check_outside(page, n); !ok.ok()) return ok.error();
       for (std::size_t i = 0; i < n; ++i) outside->retain(page[i]);
