@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <kvire/exec/host/stream.hpp>
+#include <kvire/transfer/host_copy.hpp>
+#include <kvire/transfer/ticket.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// How a backend queues transfers. `Piece` is one entry of one layer.
+template <class Backend>
+struct TransferEngine;
+
+/// Earlier work on the pages of a transfer.
+template <class Backend>
+struct TransferWait {
+  Event<Backend> event;
+  bool may_fail = false;  ///< only its end matters; otherwise its failure is the transfer's
+};
+
+/// Ids of one side each, in step and checked: pages, or token slots.
+template <class Index>
+struct CheckedIds {
+  std::vector<Index> from;
+  std::vector<Index> to;
+};
+
+template <>
+struct TransferEngine<Host> {
+  struct Piece {
+    int position = 0;
+    CopyInfo info;
+    MovedCount count;
+    MoveOnlyFunction<Status()> move;
+    MoveOnlyFunction<Digest()> source = {};       // with digests only
+    MoveOnlyFunction<Digest()> destination = {};
+  };
+
+  template <class P>
+  static void pages(Piece& piece, PageView<P, Host> to, ConstPageView<P, Host> from, std::shared_ptr<const CheckedIds<std::int32_t>> ids,
+                    std::uint64_t digest) {
+    const auto n = static_cast<std::int64_t>(ids->to.size());
+    piece.count.granularity = Granularity::page;
+    piece.count.pages = n;
+    piece.count.tokens = n * P::tokens_per_page;
+    piece.count.bytes = n * P::page_bytes;
+    piece.move = [to, from, ids]() -> Status {
+      copy_pages<P>(to, ids->to, from, ids->from);
+      return {};
+    };
+    if (digest == 0) return;
+    piece.source = [from, ids, digest] { return digest_pages<P>(digest, from, ids->from); };
+    piece.destination = [to, ids, digest] { return digest_pages<P>(digest, ConstPageView<P, Host>(to), ids->to); };
+  }
+
+  template <class P>
+  static void rows(Piece& piece, PageView<P, Host> to, ConstPageView<P, Host> from, std::shared_ptr<const CheckedIds<std::int64_t>> ids,
+                   std::uint64_t digest) {
+    const auto n = static_cast<std::int64_t>(ids->to.size());
+    piece.count.granularity = Granularity::token;
+    piece.count.tokens = n;
+    piece.count.bytes = n * token_bytes<P>;
+    piece.move = [to, from, ids]() -> Status {
+      copy_rows<P>(to, ids->to, from, ids->from);
+      return {};
+    };
+    if (digest == 0) return;
+    piece.source = [from, ids, digest] { return digest_slots<P>(digest, from, ids->from); };
+    piece.destination = [to, ids, digest] { return digest_slots<P>(digest, ConstPageView<P, Host>(to), ids->to); };
+  }
+
+  /// Before the first piece. From here to `end` a failure of the stream is the transfer's.
+  static void begin(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Host>>& waits,
+                    std::chrono::milliseconds limit) {
+    stream.launch([state] { state->clean_start = true; });
+    for (const auto& wait : waits) {
+      stream.launch([wait, limit]() -> Status {
+        const Status status = wait.event.wait(deadline_in(limit));
+        return status.ok() || (wait.may_fail && status.error().code != ErrorCode::timeout) ? Status() : status;
+      });
+    }
+  }
+
+  static void queue(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, Piece piece) {
+    piece.info.bytes = piece.count.bytes;
+    auto expected = std::make_shared<Digest>();
+    const bool digest = static_cast<bool>(piece.source);
+    if (digest) stream.launch([source = std::move(piece.source), expected]() mutable { *expected = source(); });
+    stream.copy_with(piece.info, std::move(piece.move), [state, count = std::move(piece.count)](const Status& status) {
+      if (status.ok()) state->count(count);
+    });
+    if (!digest) return;
+    stream.launch([state, destination = std::move(piece.destination), expected, info = piece.info]() mutable -> Status {
+      const Digest found = destination();
+      {
+        std::lock_guard lock(state->mutex);
+        state->source += *expected;
+        state->destination += found;
+      }
+      if (found == *expected) return {};
+      return Error{ErrorCode::mismatch, std::string("digest of entry '") + info.entry + "', layer " + std::to_string(info.layer) +
+                                            ": what arrived is not what was sent"};
+    });
+  }
+
+  static void end(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const Event<Host>& done) {
+    (void)stream.record(done);
+    // The failure of a transfer is known to its ticket and its readers; what follows on the stream does not depend on it.
+    stream.clear_failure_if([state] { return state->clean_start; });
+  }
+};
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END

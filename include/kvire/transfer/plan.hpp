@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvire/base/ids.hpp>
+#include <kvire/pool/page_ref.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// What a transfer moves: whole pages or single tokens. Said by the caller through the type of the plan, never guessed from a count of ids.
+enum class Granularity : unsigned char { page, token };
+
+constexpr const char* name_of(Granularity granularity) { return granularity == Granularity::page ? "page" : "token"; }
+
+/// A row of a page-id space: page * tokens per page + token. 64 bits from the first multiplication on.
+template <class PageId>
+struct TokenSlot {
+  std::int64_t value = -1;
+  friend bool operator==(const TokenSlot&, const TokenSlot&) = default;
+};
+using HostSlot = TokenSlot<HostPage>;
+using DeviceSlot = TokenSlot<DevicePage>;
+
+/// The slot of a token in a page of policy P.
+template <class P, class PageId>
+constexpr TokenSlot<PageId> slot_of(PageId page, int token) {
+  return {static_cast<std::int64_t>(page.value) * P::tokens_per_page + token};
+}
+
+/// Two places that one transfer connects. For loads and backups alike the host page comes first.
+template <class First, class Second>
+struct PagePair {
+  First first;
+  Second second;
+};
+
+/// Page ids of both sides, in step. Holding it checks nothing: `load`, `backup` and `migrate` check every id against their pools before any
+/// byte moves, and refuse lists of different lengths instead of cutting the longer.
+template <class First, class Second>
+struct PagePlan {
+  static constexpr Granularity granularity = Granularity::page;
+  using first_id = First;
+  using second_id = Second;
+  std::vector<First> first;
+  std::vector<Second> second;
+  // Generations that the ids were taken in; empty where the plan was made of bare ids.
+  std::vector<std::uint32_t> first_generation = {};
+  std::vector<std::uint32_t> second_generation = {};
+};
+
+/// The same for single tokens: each moves its row of every plane.
+template <class First, class Second>
+struct TokenPlan {
+  static constexpr Granularity granularity = Granularity::token;
+  using first_id = First;
+  using second_id = Second;
+  std::vector<TokenSlot<First>> first;
+  std::vector<TokenSlot<Second>> second;
+};
+
+template <class First, class Second>
+PagePlan<First, Second> plan(std::span<const PagePair<First, Second>> pairs) {
+  PagePlan<First, Second> p;
+  p.first.reserve(pairs.size());
+  p.second.reserve(pairs.size());
+  for (const auto& pair : pairs) {
+    p.first.push_back(pair.first);
+    p.second.push_back(pair.second);
+  }
+  return p;
+}
+template <class First, class Second>
+PagePlan<First, Second> plan(const std::vector<PagePair<First, Second>>& pairs) {
+  return plan(std::span<const PagePair<First, Second>>(pairs));
+}
+template <class First, class Second>
+PagePlan<First, Second> plan(std::initializer_list<PagePair<First, Second>> pairs) {
+  return plan(std::span<const PagePair<First, Second>>(pairs.begin(), pairs.size()));
+}
+
+/// Two lists, each counted by its own side.
+template <class FirstTag, class SecondTag>
+PagePlan<Id<FirstTag>, Id<SecondTag>> plan(std::vector<Id<FirstTag>> first, std::vector<Id<SecondTag>> second) {
+  return {std::move(first), std::move(second), {}, {}};
+}
+
+/// With generations: the transfer is refused if a page was freed in between, even if its id is in use again.
+template <class First, class Second>
+PagePlan<First, Second> plan(const std::vector<PageKey<First>>& first, const std::vector<PageKey<Second>>& second) {
+  PagePlan<First, Second> p;
+  for (const auto& key : first) {
+    p.first.push_back(key.page);
+    p.first_generation.push_back(key.generation);
+  }
+  for (const auto& key : second) {
+    p.second.push_back(key.page);
+    p.second_generation.push_back(key.generation);
+  }
+  return p;
+}
+/// Of owned pages; ids alone, since their owners are at hand.
+template <class First, class Second>
+PagePlan<First, Second> plan(const std::vector<PageRef<First>>& first, const std::vector<PageRef<Second>>& second) {
+  PagePlan<First, Second> p;
+  for (const auto& ref : first) p.first.push_back(ref.id());
+  for (const auto& ref : second) p.second.push_back(ref.id());
+  return p;
+}
+
+template <class First, class Second>
+TokenPlan<First, Second> plan_tokens(std::vector<TokenSlot<First>> first, std::vector<TokenSlot<Second>> second) {
+  return {std::move(first), std::move(second)};
+}
+
+KVIRE_NAMESPACE_END

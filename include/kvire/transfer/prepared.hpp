@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvire/pool/ledger.hpp>
+#include <kvire/transfer/host_engine.hpp>
+#include <kvire/transfer/plan.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+template <class Backend>
+class TransferBuilder;
+}
+
+/// A transfer that is checked and owns its pages, and that some thread will issue later. Its progress can be named to a gate at once: the
+/// gate waits for `issue`. Dropped unissued, it fails whoever waits. Move-only.
+template <class Backend>
+class [[nodiscard]] PreparedTransfer {
+ public:
+  PreparedTransfer() = default;
+  PreparedTransfer(PreparedTransfer&&) noexcept = default;
+  PreparedTransfer& operator=(PreparedTransfer&& other) noexcept {
+    if (this != &other) {
+      drop();
+      progress_ = std::move(other.progress_);
+      shared_ = std::move(other.shared_);
+      holds_ = std::move(other.holds_);
+      earlier_ = std::move(other.earlier_);
+      pieces_ = std::move(other.pieces_);
+      after_ = std::move(other.after_);
+      wait_limit_ = other.wait_limit_;
+    }
+    return *this;
+  }
+  ~PreparedTransfer() { drop(); }
+
+  /// For gates; shared, and valid after this object has gone.
+  std::shared_ptr<LoadProgress<Backend>> progress() const { return progress_; }
+
+  /// Queues the copies on `stream`, layer by layer with an event behind each, behind the events of TransferOptions::after and behind earlier
+  /// work on the same pages (transfers, kernels with leases of these pages). Blocks for nothing. Errors, which leave the transfer as it was:
+  /// busy, if an earlier transfer of the same pages has not been issued itself; invalid_argument, if this one has been issued.
+  Result<Ticket<Backend>> issue(Stream<Backend>& stream) {
+    using Engine = detail::TransferEngine<Backend>;
+    if (!progress_) return Error{ErrorCode::invalid_argument, "a transfer is issued once"};
+    std::vector<detail::TransferWait<Backend>> waits;
+    for (const auto& event : after_) {
+      if (!event.valid()) return Error{ErrorCode::invalid_argument, "transfer '" + progress_->name() + "': an empty event among those to wait for"};
+      if (event.query() != EventState::complete) waits.push_back({event, false});
+    }
+    for (auto& collect : earlier_) {
+      if (Status status = collect(stream.identity(), waits); !status.ok()) return status.error();
+    }
+    Engine::begin(stream, shared_, waits, wait_limit_);
+    std::size_t next = 0;
+    for (int position = 0; position < progress_->layers(); ++position) {
+      for (; next < pieces_.size() && pieces_[next].position == position; ++next) Engine::queue(stream, shared_, std::move(pieces_[next]));
+      progress_->issued(position, stream.record(progress_->name()));
+    }
+    Engine::end(stream, shared_, progress_->done());
+    Ticket<Backend> ticket;
+    ticket.progress_ = std::move(progress_);
+    ticket.shared_ = std::move(shared_);
+    ticket.holds_ = std::move(holds_);
+    return Result<Ticket<Backend>>(std::move(ticket));
+  }
+
+ private:
+  friend class detail::TransferBuilder<Backend>;
+  using Waits = std::vector<detail::TransferWait<Backend>>;
+
+  void drop() {
+    if (!progress_) return;
+    progress_->drop();
+    // Nothing was queued: the event is final by hand, and the pages go back at once.
+    (void)progress_->done().complete(Error{ErrorCode::failed, "transfer '" + progress_->name() + "' was dropped before it was issued"});
+    progress_.reset();
+    holds_.clear();
+  }
+
+  std::shared_ptr<LoadProgress<Backend>> progress_;
+  std::shared_ptr<detail::TransferState> shared_;
+  std::vector<std::shared_ptr<void>> holds_;
+  std::vector<MoveOnlyFunction<Status(const void*, Waits&)>> earlier_;  // work in flight on the pages of one ledger
+  std::vector<typename detail::TransferEngine<Backend>::Piece> pieces_;  // ascending by position
+  std::vector<Event<Backend>> after_;
+  std::chrono::milliseconds wait_limit_{0};
+};
+
+namespace detail {
+
+/// Puts a transfer together: checks and holds the pages of each ledger, then takes the pieces of each entry. Destroyed before `finish`, it
+/// leaves nothing behind.
+template <class Backend>
+class TransferBuilder {
+ public:
+  /// `labels[i]`: the number of position i, for messages.
+  TransferBuilder(const TransferOptions<Backend>& options, std::vector<std::int32_t> labels) {
+    transfer_.progress_ =
+        std::make_shared<LoadProgress<Backend>>(options.name, std::move(labels), Event<Backend>::make("transfer '" + options.name + "'"));
+    transfer_.shared_ = std::make_shared<TransferState>();
+    transfer_.shared_->name = options.name;
+    transfer_.shared_->totals = options.stats;
+    transfer_.after_ = options.after;
+    transfer_.wait_limit_ = options.wait_limit;
+  }
+
+  LoadProgress<Backend>& progress() { return *transfer_.progress_; }
+
+  /// Checks and holds pages of one ledger; `pages` may repeat ids unless they are the destination.
+  template <class PageId>
+  Status hold(const PageLedger<PageId, Backend>& of, const std::vector<PageId>& pages, const std::vector<std::uint32_t>& generations,
+              bool destination) {
+    PageLedger<PageId, Backend> ledger = of;
+    if (!generations.empty() && generations.size() != pages.size()) {
+      return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + std::to_string(pages.size()) + " pages but " +
+                                            std::to_string(generations.size()) + " generations"};
+    }
+    std::vector<PageId> sorted = pages;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (destination && twice != sorted.end()) {
+      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(twice->value) +
+                                             " is the destination of two pages of the plan"};
+    }
+    sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+    auto hold = ledger.hold(sorted, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done());
+    if (!hold.ok()) return hold.error();
+    transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
+    // Behind the hold: from here on the pages cannot change hands.
+    for (std::size_t i = 0; i < generations.size(); ++i) {
+      if (Status status = ledger.check(PageKey<PageId>{pages[i], generations[i]}); !status.ok()) return status;
+    }
+    transfer_.earlier_.push_back([ledger, sorted = std::move(sorted), destination, own = transfer_.progress_->done()](
+                                     const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
+      for (const PageId page : sorted) {
+        if (ledger.holds(page) <= 1) continue;  // this transfer's own
+        for (const auto& flight : ledger.in_flight(page)) {
+          if (flight.event == own || (stream == flight.stream && stream != nullptr) || !(destination || writes(flight.use))) continue;
+          if (flight.event.query() == EventState::unrecorded) {
+            return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
+                                              std::to_string(page.value) + " (" + flight.event.label() + ") has not been issued"};
+          }
+          const bool known = std::any_of(waits.begin(), waits.end(), [&](const auto& wait) { return wait.event == flight.event; });
+          if (!known) waits.push_back({flight.event, destination});
+        }
+      }
+      return {};
+    });
+    return {};
+  }
+
+  /// A name that lives as long as the queued copies.
+  const char* keep(const std::string& name) { return transfer_.shared_->entry_names.emplace_back(name).c_str(); }
+
+  void add(typename TransferEngine<Backend>::Piece piece) { transfer_.pieces_.push_back(std::move(piece)); }
+
+  PreparedTransfer<Backend> finish() {
+    std::stable_sort(transfer_.pieces_.begin(), transfer_.pieces_.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
+    return std::move(transfer_);
+  }
+
+ private:
+  PreparedTransfer<Backend> transfer_;
+};
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END

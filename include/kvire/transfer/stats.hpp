@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <kvire/transfer/plan.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// What moves the bytes.
+enum class Engine : unsigned char {
+  host_copy,    ///< memcpy on the host's cores
+  host_codec,   ///< decoded and encoded again on the host (migrate)
+  copy_engine,  ///< the GPU's copy engine
+  sm_kernel     ///< a kernel on the GPU
+};
+
+constexpr const char* name_of(Engine engine) {
+  switch (engine) {
+    case Engine::host_copy: return "host_copy";
+    case Engine::host_codec: return "host_codec";
+    case Engine::copy_engine: return "copy_engine";
+    case Engine::sm_kernel: return "sm_kernel";
+  }
+  return "unknown";
+}
+
+/// What has arrived, of one entry by one engine at one granularity. Each layer counts: a page of 21 layers is 21 pages.
+struct MovedCount {
+  std::string entry;
+  Granularity granularity = Granularity::page;
+  Engine engine = Engine::host_copy;
+  std::int64_t copies = 0;  ///< one a layer: batches, not pages
+  std::int64_t pages = 0;   ///< whole pages; 0 for token plans
+  std::int64_t tokens = 0;  ///< rows, those of whole pages included
+  std::int64_t bytes = 0;   ///< written at the destination, padding of whole pages included
+};
+
+/// Sums of what transfers moved; pass one in TransferOptions to sum over many. Thread-safe.
+class TransferStats {
+ public:
+  void add(const MovedCount& moved) {
+    std::lock_guard lock(mutex_);
+    for (MovedCount& count : counts_) {
+      if (count.entry != moved.entry || count.granularity != moved.granularity || count.engine != moved.engine) continue;
+      count.copies += moved.copies;
+      count.pages += moved.pages;
+      count.tokens += moved.tokens;
+      count.bytes += moved.bytes;
+      return;
+    }
+    counts_.push_back(moved);
+  }
+
+  std::vector<MovedCount> counts() const {
+    std::lock_guard lock(mutex_);
+    return counts_;
+  }
+  std::int64_t bytes() const {
+    std::lock_guard lock(mutex_);
+    std::int64_t n = 0;
+    for (const MovedCount& count : counts_) n += count.bytes;
+    return n;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<MovedCount> counts_;
+};
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvire/base/result.hpp>
+#include <kvire/sync/progress.hpp>
+#include <kvire/transfer/digest.hpp>
+#include <kvire/transfer/stats.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Layers that a transfer moves, in the order they are moved: entry slots of a pool, model layers of a bundle. All of them by default.
+struct LayerRange {
+  std::int32_t first = 0;
+  std::int32_t count = -1;  ///< -1: to the last
+};
+
+template <class Backend>
+struct TransferOptions {
+  std::string name = "transfer";              ///< for messages
+  std::vector<Event<Backend>> after = {};     ///< what must be complete first: the events of the kernels that made the source, for instance
+  LayerRange layers = {};
+  bool digest = false;                        ///< checksum source and destination of every layer; a difference fails the transfer there
+  std::shared_ptr<TransferStats> stats = {};  ///< also counted here
+  std::chrono::milliseconds wait_limit{30'000};  ///< how long the stream waits for earlier work before the transfer fails
+};
+
+namespace detail {
+
+/// What the queued work of a transfer and its ticket share. Holds no pages: those are the ticket's.
+struct TransferState {
+  std::string name;
+  std::deque<std::string> entry_names;  // referred to by queued copies
+  std::shared_ptr<TransferStats> totals;
+  TransferStats moved;
+  bool clean_start = false;  // the stream had not failed when it came to this transfer; only its thread touches it
+
+  std::mutex mutex;
+  Digest source;
+  Digest destination;
+
+  void count(const MovedCount& count) {
+    moved.add(count);
+    if (totals) totals->add(count);
+  }
+};
+
+}  // namespace detail
+
+/// A transfer under way. Owns its pages on both sides until every copy is proven finished: they cannot be handed out or evicted before.
+/// The destructor never waits; pages whose copies still run go to the draining list with the transfer's event. Destroying either pool is
+/// legal at any time: the bytes live as long as the copies.
+template <class Backend>
+class [[nodiscard]] Ticket {
+ public:
+  Ticket() = default;
+  Ticket(Ticket&&) noexcept = default;
+  Ticket& operator=(Ticket&&) noexcept = default;
+
+  explicit operator bool() const { return progress_ != nullptr; }
+  const std::string& name() const { return progress_->name(); }
+  /// For gates; shared, and valid after the ticket has gone.
+  std::shared_ptr<LoadProgress<Backend>> progress() const { return progress_; }
+  /// Final when the last copy has finished or failed.
+  const Event<Backend>& event() const { return progress_->done(); }
+
+  /// pending until the event is final, then complete or failed, for good.
+  EventState state() const { return event().query(); }
+  /// Blocks until the transfer is final. Errors: its failure; timeout, which proves nothing: the pages stay held.
+  Status wait(Deadline deadline = no_deadline) const {
+    if (Status status = event().wait(deadline); !status.ok()) return Error{status.error().code, "transfer '" + name() + "': " + status.error().message};
+    return {};
+  }
+
+  /// What has arrived so far.
+  std::vector<MovedCount> moved() const { return shared_->moved.counts(); }
+  /// Sum of the bytes.
+  std::int64_t bytes() const { return shared_->moved.bytes(); }
+
+  /// Checksums over everything moved, with TransferOptions::digest and once the ticket is complete. Equal here (or the transfer has failed),
+  /// and equal to those of any transfer of the same content by the same plan positions.
+  Digest source_digest() const {
+    std::lock_guard lock(shared_->mutex);
+    return shared_->source;
+  }
+  Digest destination_digest() const {
+    std::lock_guard lock(shared_->mutex);
+    return shared_->destination;
+  }
+
+ private:
+  template <class>
+  friend class PreparedTransfer;
+  std::shared_ptr<LoadProgress<Backend>> progress_;
+  std::shared_ptr<detail::TransferState> shared_;
+  std::vector<std::shared_ptr<void>> holds_;  // PageHold of each ledger
+};
+
+KVIRE_NAMESPACE_END

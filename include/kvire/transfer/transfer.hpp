@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <numeric>
+
+#include <kvire/pool/pool.hpp>
+#include <kvire/transfer/prepared.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace rule {
+template <class From, class To, kstd::int64_t FromPageBytes, kstd::int64_t ToPageBytes, int FirstDifferentSection, bool Same>
+struct TransferPolicy {
+  static_assert(Same,
+                "kvire [transfer.same-policy]: a transfer connects pools of one layout. Bytes copied into another size or order of sections read as other numbers. "
+                "Fix: make the host pool with mirror_of(device pool), or convert on purpose with migrate(from, to, plan, stream).");
+};
+template <class From, class To, bool Same>
+struct TransferBackend {
+  static_assert(Same,
+                "kvire [transfer.same-backend]: both pools of a transfer and its stream belong to one backend. Nothing could order the copies of two. "
+                "Fix: make both pools with the same backend argument, or go through a host pool of the device's backend.");
+};
+}  // namespace rule
+
+namespace detail {
+
+/// Refuses pools whose pages differ; the message carries both policies, their page bytes and the first section that differs.
+template <class From, class To>
+constexpr bool require_transfer() {
+  using A = typename From::policy;
+  using B = typename To::policy;
+  (void)sizeof(rule::TransferPolicy<A, B, A::page_bytes, B::page_bytes, first_difference<A, B>(), same_layout<A, B>>);
+  (void)sizeof(rule::TransferBackend<typename From::backend, typename To::backend, std::is_same_v<typename From::backend, typename To::backend>>);
+  return true;
+}
+
+/// "pool a, pool b: 3 host pages against 2 device pages".
+template <class First, class Second>
+Status check_counts(const std::string& first_pool, const std::string& second_pool, std::size_t first, std::size_t second, const char* what) {
+  if (first == second) return {};
+  return Error{ErrorCode::mismatch, "pools " + first_pool + " and " + second_pool + ": the plan pairs " + std::to_string(first) + " " +
+                                        First::tag::name + what + " with " + std::to_string(second) + " " + Second::tag::name + what};
+}
+
+template <class Index, class Id>
+std::vector<Index> plain(const std::vector<Id>& ids) {
+  std::vector<Index> out;
+  out.reserve(ids.size());
+  for (const auto& id : ids) out.push_back(id.value);
+  return out;
+}
+
+/// Checks and holds the pages of both sides; the ids are trusted afterwards. `from` and `to` say which side of the plan is the source.
+template <class Backend, class First, class Second>
+Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuilder<Backend>& builder, const PageLedger<First, Backend>& first,
+                                                                   const PageLedger<Second, Backend>& second, const PagePlan<First, Second>& plan,
+                                                                   bool to_second) {
+  if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), "s"); !s.ok()) return s.error();
+  if (Status s = builder.hold(first, plan.first, plan.first_generation, !to_second); !s.ok()) return s.error();
+  if (Status s = builder.hold(second, plan.second, plan.second_generation, to_second); !s.ok()) return s.error();
+  auto ids = std::make_shared<CheckedIds<std::int32_t>>();
+  ids->from = to_second ? plain<std::int32_t>(plan.first) : plain<std::int32_t>(plan.second);
+  ids->to = to_second ? plain<std::int32_t>(plan.second) : plain<std::int32_t>(plan.first);
+  return std::shared_ptr<const CheckedIds<std::int32_t>>(std::move(ids));
+}
+
+/// One side of a token plan: slots in range, no destination twice, their pages held.
+template <class P, class Backend, class PageId>
+Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Backend>& ledger, const std::vector<TokenSlot<PageId>>& slots,
+                  bool destination) {
+  const std::int64_t bound = static_cast<std::int64_t>(ledger.pages()) * P::tokens_per_page;
+  std::vector<std::int64_t> sorted;
+  std::vector<PageId> pages;
+  for (const auto& slot : slots) {
+    if (slot.value < 0 || slot.value >= bound) {
+      return Error{ErrorCode::out_of_range, "pool " + ledger.name() + ": token slot " + std::to_string(slot.value) +
+                                                (slot.value < 0 ? " is negative" : " is not below " + std::to_string(bound))};
+    }
+    sorted.push_back(slot.value);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    if (destination && i > 0 && sorted[i] == sorted[i - 1]) {
+      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": token slot " + std::to_string(sorted[i]) +
+                                             " is the destination of two tokens of the plan"};
+    }
+    const PageId page(static_cast<std::int32_t>(sorted[i] / P::tokens_per_page));
+    if (pages.empty() || pages.back() != page) pages.push_back(page);
+  }
+  return builder.hold(ledger, pages, {}, destination);
+}
+
+template <class P, class Backend, class First, class Second>
+Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuilder<Backend>& builder, const PageLedger<First, Backend>& first,
+                                                                    const PageLedger<Second, Backend>& second,
+                                                                    const TokenPlan<First, Second>& plan, bool to_second) {
+  if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), " tokens"); !s.ok()) return s.error();
+  if (Status s = hold_slots<P>(builder, first, plan.first, !to_second); !s.ok()) return s.error();
+  if (Status s = hold_slots<P>(builder, second, plan.second, to_second); !s.ok()) return s.error();
+  auto ids = std::make_shared<CheckedIds<std::int64_t>>();
+  ids->from = to_second ? plain<std::int64_t>(plan.first) : plain<std::int64_t>(plan.second);
+  ids->to = to_second ? plain<std::int64_t>(plan.second) : plain<std::int64_t>(plan.first);
+  return std::shared_ptr<const CheckedIds<std::int64_t>>(std::move(ids));
+}
+
+/// The numbers of the positions that a range names. Error out_of_range.
+inline Result<std::vector<std::int32_t>> layers_of(const LayerRange& range, int layers, const std::string& pool) {
+  const std::int32_t count = range.count < 0 ? layers - range.first : range.count;
+  if (range.first < 0 || range.first > layers || count > layers - range.first) {
+    return Error{ErrorCode::out_of_range, "pool " + pool + ": layers " + std::to_string(range.first) + " to " +
+                                              std::to_string(static_cast<std::int64_t>(range.first) + count - 1) + " of " + std::to_string(layers)};
+  }
+  std::vector<std::int32_t> labels(static_cast<std::size_t>(count));
+  std::iota(labels.begin(), labels.end(), range.first);
+  return labels;
+}
+
+/// Position of each slot for a pool whose slots are the positions' numbers.
+inline std::vector<int> positions_of(const std::vector<std::int32_t>& labels, int slots) {
+  std::vector<int> position(static_cast<std::size_t>(slots), -1);
+  for (std::size_t i = 0; i < labels.size(); ++i) position[static_cast<std::size_t>(labels[i])] = static_cast<int>(i);
+  return position;
+}
+
+/// One pool to another of the same layout. `to_second`: from the plan's first side to its second.
+template <class From, class To, class Plan>
+Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+                                                         const TransferOptions<typename From::backend>& options) {
+  static_assert(require_transfer<From, To>());
+  using P = typename From::policy;
+  using Backend = typename From::backend;
+  using Engine = TransferEngine<Backend>;
+  if (from.layers() != to.layers()) {
+    return Error{ErrorCode::mismatch, "pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) + " layers against " +
+                                          std::to_string(to.layers())};
+  }
+  auto labels = layers_of(options.layers, from.layers(), from.name());
+  if (!labels.ok()) return labels.error();
+  TransferBuilder<Backend> builder(options, labels.value());
+  auto ids = [&] {
+    constexpr bool pages = Plan::granularity == Granularity::page;
+    if constexpr (pages && std::is_same_v<typename Plan::first_id, typename From::page_id>) {
+      return hold_pages(builder, from.ledger(), to.ledger(), plan, to_second);
+    } else if constexpr (pages) {
+      return hold_pages(builder, to.ledger(), from.ledger(), plan, to_second);
+    } else if constexpr (std::is_same_v<typename Plan::first_id, typename From::page_id>) {
+      return hold_tokens<P>(builder, from.ledger(), to.ledger(), plan, to_second);
+    } else {
+      return hold_tokens<P>(builder, to.ledger(), from.ledger(), plan, to_second);
+    }
+  }();
+  if (!ids.ok()) return ids.error();
+  const char* const name = builder.keep(direction == CopyDirection::device_to_host ? from.name() : to.name());
+  for (std::size_t i = 0; i < labels.value().size(); ++i) {
+    const EntrySlot slot(labels.value()[i]);
+    typename Engine::Piece piece;
+    piece.position = static_cast<int>(i);
+    piece.info = {.entry = name, .layer = slot.value, .direction = direction};
+    piece.count = {.entry = name, .copies = 1};
+    const std::uint64_t digest = options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : 0;
+    if constexpr (Plan::granularity == Granularity::page) {
+      Engine::template pages<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), ids.value(), digest);
+    } else {
+      Engine::template rows<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), ids.value(), digest);
+    }
+    builder.add(std::move(piece));
+  }
+  const auto positions = positions_of(labels.value(), from.layers());
+  builder.progress().cover(pool_access::memory(from).get(), positions);
+  builder.progress().cover(pool_access::memory(to).get(), positions);
+  return Result<PreparedTransfer<Backend>>(builder.finish());
+}
+
+template <class Backend>
+Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream<Backend>& stream) {
+  if (!prepared.ok()) return prepared.error();
+  return prepared.value().issue(stream);
+}
+
+}  // namespace detail
+
+/// A load that is checked and owns its pages, to be issued later by any thread. `plan` is a PagePlan or a TokenPlan of HostPage and
+/// DevicePage. All ids are checked before any byte moves. Errors, naming pool, id and bound: mismatch for sides of different lengths or pools of
+/// different layers; out_of_range, invalid_argument and duplicate for ids (see PageLedger::hold) and for a destination named twice; stale for
+/// a generation that has passed.
+template <class P, class Q, class B, class C, class Plan>
+Result<PreparedTransfer<B>> prepare_load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan,
+                                         const TransferOptions<B>& options = {}) {
+  return detail::prepare(host, device, plan, true, CopyDirection::host_to_device, options);
+}
+/// The same from the device to the host.
+template <class P, class Q, class B, class C, class Plan>
+Result<PreparedTransfer<B>> prepare_backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan,
+                                           const TransferOptions<B>& options = {}) {
+  return detail::prepare(device, host, plan, false, CopyDirection::device_to_host, options);
+}
+
+/// Queues the copy of pages or tokens from the host to the device, layer by layer with an event behind each. Returns at once; see
+/// PreparedTransfer::issue for the order with other work, prepare_load for errors. Keep the ticket, or name its progress to a gate.
+template <class P, class Q, class B, class C, class Plan>
+Result<Ticket<B>> load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan, Stream<B>& stream,
+                       const TransferOptions<B>& options = {}) {
+  return detail::issue(prepare_load(host, device, plan, options), stream);
+}
+/// The same from the device to the host. Kernels that make the source on other streams are waited for if they use write leases; otherwise
+/// name their events in TransferOptions::after.
+template <class P, class Q, class B, class C, class Plan>
+Result<Ticket<B>> backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan, Stream<B>& stream,
+                         const TransferOptions<B>& options = {}) {
+  return detail::issue(prepare_backup(device, host, plan, options), stream);
+}
+
+KVIRE_NAMESPACE_END
