@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/layout/describe.hpp>
+#include <kvire/sync/lease.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace rule {
+template <class KernelPolicy, class LeasePolicy, kstd::int64_t KernelPageBytes, kstd::int64_t LeasePageBytes, int FirstDifferentSection, bool Same>
+struct KernelPolicyMatches {
+  static_assert(Same,
+                "kvire [kernel.policy]: a kernel reads and writes pages of the one layout it names. Pages of another, even of the same size, would be taken "
+                "apart in the wrong places without a fault. Fix: name the policy of the pool behind the lease, or convert the pool with migrate.");
+};
+}  // namespace rule
+
+/// For kernels that name the policy they implement: refuses a lease on pages of another layout. The message carries both policies, their page
+/// bytes and the first section that differs.
+template <LayoutPolicy P, class Lease>
+constexpr bool require_kernel_policy() {
+  if constexpr (is_lease<Lease>) {
+    using Q = typename Lease::policy;
+    (void)sizeof(rule::KernelPolicyMatches<P, Q, P::page_bytes, Q::page_bytes, first_difference<P, Q>(), same_layout<P, Q>>);
+  }
+  return true;
+}
+
+KVIRE_NAMESPACE_END
