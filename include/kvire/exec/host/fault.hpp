@@ -91,10 +91,10 @@ struct Fault {
 
   static Fault none() { return {}; }
   static Fault delay(std::chrono::microseconds time) { return {Kind::delay, time, {}, {}}; }
-  static Fault fail(std::string message = "injected failure") { return {Kind::fail, {}, std::move(message), {}}; }
-  static Fault drop() { return {Kind::drop, {}, {}, {}}; }
-  static Fault hold(std::shared_ptr<CopyHold> gate) { return {Kind::hold, {}, {}, std::move(gate)}; }
-  static Fault skip() { return {Kind::skip, {}, {}, {}}; }
+  static Fault fail(std::string message = "injected failure") { return {Kind::fail, std::chrono::microseconds(0), std::move(message), {}}; }
+  static Fault drop() { return {Kind::drop, std::chrono::microseconds(0), {}, {}}; }
+  static Fault hold(std::shared_ptr<CopyHold> gate) { return {Kind::hold, std::chrono::microseconds(0), {}, std::move(gate)}; }
+  static Fault skip() { return {Kind::skip, std::chrono::microseconds(0), {}, {}}; }
 };
 
 /// Decides the fate of each copy of the streams it is given to. The callable runs on the streams' threads, one call at a time.
