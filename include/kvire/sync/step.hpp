@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <kvire/pool/pool.hpp>
+#include <kvire/pool/bundle_pool.hpp>
 #include <kvire/sync/lease.hpp>
 #include <kvire/sync/progress.hpp>
 
@@ -74,6 +74,29 @@ class Step {
     return Result<WriteLease<P, B>>(detail::LeaseMaker::write<P, B>(pool_access::view(pool, slot), std::move(lease)));
   }
 
+  /// The same for an entry of a bundle, by model layer: `step.read<Model::IndexK>(pool, LayerId(7))`. Further error out_of_range: the layer is
+  /// not kept, or does not own the entry.
+  template <class Entry, class Bundle, class B, class Side>
+  Result<ReadLease<typename Entry::policy, B>> read(const BundlePool<Bundle, B, Side>& pool, LayerId layer) const {
+    const auto slot = slot_in<Entry>(pool, layer);
+    if (!slot.ok()) return slot.error();
+    return read(pool.template entry<Entry>(), slot.value());
+  }
+  template <class Entry, class Bundle, class B, class Side>
+  Result<ReadLease<typename Entry::policy, B>> read(const BundlePool<Bundle, B, Side>& pool, LayerId layer,
+                                                    std::span<const typename Side::page_id> pages) const {
+    const auto slot = slot_in<Entry>(pool, layer);
+    if (!slot.ok()) return slot.error();
+    return read(pool.template entry<Entry>(), slot.value(), pages);
+  }
+  template <class Entry, class Bundle, class B, class Side>
+  Result<WriteLease<typename Entry::policy, B>> write(BundlePool<Bundle, B, Side>& pool, LayerId layer,
+                                                      std::span<const typename Side::page_id> pages) const {
+    const auto slot = slot_in<Entry>(pool, layer);
+    if (!slot.ok()) return slot.error();
+    return write(pool.template entry<Entry>(), slot.value(), pages);
+  }
+
   Stream<Backend>& stream() const { return *state_->stream; }
 
   /// The step's first failure. Complete once the stream has been synchronised: failures of loads are found as kernels run.
@@ -91,6 +114,14 @@ class Step {
     std::shared_ptr<detail::StepFailure> failure = std::make_shared<detail::StepFailure>();
   };
   explicit Step(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  template <class Entry, class Bundle, class B, class Side>
+  static Result<EntrySlot> slot_in(const BundlePool<Bundle, B, Side>& pool, LayerId layer) {
+    const bool kept = !layer.none() && layer.value < pool.layers();
+    if (kept && Entry::owns(layer)) return Entry::slot(layer);
+    return Error{ErrorCode::out_of_range, "pool " + pool.name() + "." + Entry::name + ": layer " + std::to_string(layer.value) +
+                                              (kept ? std::string(" does not own this entry") : " is not below " + std::to_string(pool.layers()))};
+  }
 
   template <class P, class B, class Side>
   Result<std::shared_ptr<Lease>> begin_lease(const PagePool<P, B, Side>& pool, EntrySlot slot) const {

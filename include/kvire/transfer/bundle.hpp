@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <tuple>
+
+#include <kvire/pool/bundle_pool.hpp>
+#include <kvire/transfer/transfer.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace rule {
+template <class FromBundle, class ToBundle, class PlanBundle, bool Same>
+struct TransferBundle {
+  static_assert(Same,
+                "kvire [transfer.same-bundle]: both pools and the plan of a bundle transfer name one CacheBundle. An entry that one side lacks would stay behind. "
+                "Fix: make the host pools with mirror_of(device pools), or use the pools' own bundle in BundlePlan.");
+};
+template <class First, class Second, bool Bundles>
+struct TransferWhole {
+  static_assert(Bundles,
+                "kvire [transfer.whole-bundle]: a bundle is moved whole, by a BundlePlan. A plan of bare pages, or one pool against a bundle, would leave companions "
+                "such as the index keys behind. Fix: pass a BundlePlan of the pools' bundle, or name two entry pools with entry<E>() on purpose.");
+};
+}  // namespace rule
+
+/// What one transfer moves of a bundle: pages of each page-id space, all entries of the space together. There is no way to name some entries
+/// of a space only. Spaces without pages stay where they are.
+template <class Bundle, class First = HostPage, class Second = DevicePage>
+struct BundlePlan {
+  using bundle = Bundle;
+  PagePlan<First, Second> spaces[Bundle::space_count];
+
+  template <class Space>
+  PagePlan<First, Second>& of() {
+    return spaces[index<Space>()];
+  }
+  template <class Space>
+  const PagePlan<First, Second>& of() const {
+    return spaces[index<Space>()];
+  }
+  /// Adds a pair of pages.
+  template <class Space>
+  void add(First first, Second second) {
+    of<Space>().first.push_back(first);
+    of<Space>().second.push_back(second);
+  }
+  /// Pairs of all spaces.
+  std::int64_t pages() const {
+    std::size_t n = 0;
+    for (const auto& space : spaces) n += space.first.size();
+    return static_cast<std::int64_t>(n);
+  }
+
+ private:
+  template <class Space>
+  static constexpr int index() {
+    (void)sizeof(rule::SpaceOfBundle<Bundle, Space, (Bundle::template space_index<Space>() >= 0)>);
+    return Bundle::template space_index<Space>();
+  }
+};
+
+namespace detail {
+
+template <class From, class To, class Plan>
+constexpr bool require_bundle_transfer() {
+  (void)sizeof(rule::TransferBundle<typename From::bundle, typename To::bundle, typename Plan::bundle,
+                                    std::is_same_v<typename From::bundle, typename To::bundle> &&
+                                        std::is_same_v<typename From::bundle, typename Plan::bundle>>);
+  (void)sizeof(rule::TransferBackend<typename From::backend, typename To::backend, std::is_same_v<typename From::backend, typename To::backend>>);
+  return true;
+}
+
+template <class T>
+inline constexpr bool is_bundle_plan = false;
+template <class Bundle, class First, class Second>
+inline constexpr bool is_bundle_plan<BundlePlan<Bundle, First, Second>> = true;
+
+template <class First, class Second, class Plan>
+constexpr bool require_whole_bundle() {
+  (void)sizeof(rule::TransferWhole<First, Second, is_bundle_pool<First> && is_bundle_pool<Second> && is_bundle_plan<Plan>>);
+  return true;
+}
+
+/// All entries of a bundle, layer by layer of the model: whatever a layer owns arrives before its event.
+template <class From, class To, class Plan>
+Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+                                                                const TransferOptions<typename From::backend>& options) {
+  static_assert(require_bundle_transfer<From, To, Plan>());
+  using Bundle = typename From::bundle;
+  using Backend = typename From::backend;
+  using Engine = TransferEngine<Backend>;
+  if (from.layers() != to.layers()) {
+    return Error{ErrorCode::mismatch, "bundle pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) +
+                                          " model layers against " + std::to_string(to.layers())};
+  }
+  auto labels = layers_of(options.layers, from.layers(), from.name());
+  if (!labels.ok()) return labels.error();
+  TransferBuilder<Backend> builder(options, labels.value());
+  const auto positions = positions_of(labels.value(), from.layers());
+
+  std::shared_ptr<const CheckedIds<std::int32_t>> ids[Bundle::space_count];
+  Status status;
+  Bundle::for_each([&]<class Entry>() {
+    using Space = typename Entry::space;
+    if constexpr (Bundle::template first_of_space<Entry>) {
+      const auto& space = plan.template of<Space>();
+      if (!status.ok() || (space.first.empty() && space.second.empty())) return;
+      auto held = [&] {
+        if constexpr (std::is_same_v<std::decay_t<decltype(space.first[0])>, typename From::page_id>) {
+          return hold_pages(builder, from.template ledger<Space>(), to.template ledger<Space>(), space, to_second);
+        } else {
+          return hold_pages(builder, to.template ledger<Space>(), from.template ledger<Space>(), space, to_second);
+        }
+      }();
+      if (held.ok()) {
+        ids[Bundle::template space_index<Space>()] = std::move(held).value();
+      } else {
+        status = held.error();
+      }
+    }
+  });
+  if (!status.ok()) return status.error();
+
+  Bundle::for_each([&]<class Entry>() {
+    using P = typename Entry::policy;
+    const auto& entry_ids = ids[Bundle::template space_index<typename Entry::space>()];
+    const auto& source = from.template entry<Entry>();
+    auto& destination = to.template entry<Entry>();
+    std::vector<int> slot_positions(static_cast<std::size_t>(source.layers()), -1);
+    for (int layer = 0; layer < from.layers(); ++layer) {
+      const int position = positions[static_cast<std::size_t>(layer)];
+      if (!Entry::owns(LayerId(layer)) || position < 0) continue;
+      const EntrySlot slot = Entry::slot(LayerId(layer));
+      slot_positions[static_cast<std::size_t>(slot.value)] = position;
+      if (!entry_ids) continue;
+      typename Engine::Piece piece;
+      piece.position = position;
+      piece.info = {.entry = Entry::name, .layer = layer, .direction = direction};
+      piece.count = {.entry = Entry::name, .copies = 1};
+      const std::uint64_t digest = options.digest ? digest_key(fingerprint64<P> ^ digest_name(Entry::name), layer) | 1 : 0;
+      Engine::template pages<P>(piece, pool_access::view(destination, slot), pool_access::const_view(source, slot), entry_ids, digest);
+      builder.add(std::move(piece));
+    }
+    builder.progress().cover(pool_access::memory(source).get(), slot_positions);
+    builder.progress().cover(pool_access::memory(destination).get(), slot_positions);
+  });
+  return Result<PreparedTransfer<Backend>>(builder.finish());
+}
+
+}  // namespace detail
+
+/// `prepare_load` and `load` of all entries of a bundle in one ticket, whose layers are the model's. Errors as for single pools.
+template <class Bundle, class Bundle2, class B, class C, class Plan>
+Result<PreparedTransfer<B>> prepare_load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan,
+                                         const TransferOptions<B>& options = {}) {
+  static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, HostSide>, BundlePool<Bundle2, C, DeviceSide>, Plan>());
+  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(host, device, plan, true, CopyDirection::host_to_device, options);
+}
+template <class Bundle, class Bundle2, class B, class C, class Plan>
+Result<PreparedTransfer<B>> prepare_backup(const BundlePool<Bundle, B, DeviceSide>& device, BundlePool<Bundle2, C, HostSide>& host, const Plan& plan,
+                                           const TransferOptions<B>& options = {}) {
+  static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, DeviceSide>, BundlePool<Bundle2, C, HostSide>, Plan>());
+  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(device, host, plan, false, CopyDirection::device_to_host, options);
+}
+template <class Bundle, class Bundle2, class B, class C, class Plan>
+Result<Ticket<B>> load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan, Stream<B>& stream,
+                       const TransferOptions<B>& options = {}) {
+  return detail::issue(prepare_load(host, device, plan, options), stream);
+}
+template <class Bundle, class Bundle2, class B, class C, class Plan>
+Result<Ticket<B>> backup(const BundlePool<Bundle, B, DeviceSide>& device, BundlePool<Bundle2, C, HostSide>& host, const Plan& plan, Stream<B>& stream,
+                         const TransferOptions<B>& options = {}) {
+  return detail::issue(prepare_backup(device, host, plan, options), stream);
+}
+
+KVIRE_NAMESPACE_END
