@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/codec/arith.hpp>
+#include <kvire/kernel/body/sparse_logits.hpp>
+#include <kvire/kernel/host/level.hpp>
+#include <kvire/kernel/host/vectors.hpp>
+
+/// The inner loop of host sparse logits, once per SimdLevel. A *panel* is the keys of a few consecutive tokens, decoded to f32 and
+/// transposed: [dim][tokens]. Queries are packed in blocks of heads: [block][dim][heads of a block], the last block filled with zeros.
+/// Each version computes, for every token of a panel, sum over heads of w * relu(q . k) in the order of body::sparse_logits, with tokens
+/// side by side in a vector; so all give its bits.
+
+KVIRE_NAMESPACE_BEGIN
+namespace simd {
+
+/// sums[t] for every token of the panel. `short_products`: products of this query and these keys have at most 24 bits and are normal.
+using PanelSums = void (*)(const float* packed, const float* weights, const float* panel, int heads, int dim, bool short_products, float* sums);
+
+struct PanelKernel {
+  int heads;   ///< of a packed block
+  int tokens;  ///< of a panel
+  PanelSums sums;
+  bool wants_short_products;
+};
+
+inline constexpr int most_panel_tokens = 32;
+
+/// True if every number is zero or has at most 12 significant bits and a modest exponent: then a product of two such numbers is exact in
+/// f32, and a multiplication followed by an addition rounds as one fma. Stored keys and e4m3 or bf16 queries are such numbers.
+inline bool are_short(const float* x, kstd::int64_t count) {
+  kstd::uint32_t bad = 0;
+  for (kstd::int64_t i = 0; i < count; ++i) {
+    const kstd::uint32_t a = abs_bits(bits_of(x[i]));
+    bad |= (a & 0xFFFU) | (a != 0 && a - 0x21800000U > 0x3C000000U ? 1U : 0U);  // 2^-60 to 2^60
+  }
+  return bad == 0;
+}
+
+namespace baseline {
+
+inline constexpr int heads = 4;
+inline constexpr int tokens = 8;
+
+inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool short_products, float* out) {
+  for (int t = 0; t < tokens; ++t) out[t] = 0;
+  for (int h = 0; h < head_count; h += heads, packed += heads * dim) {
+    float dots[heads][tokens] = {};
+#if KVIRE_X86_64
+    if (short_products) {
+      F4 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{};
+      for (int d = 0; d < dim; ++d) {
+        const F4 k0 = *reinterpret_cast<const F4Memory*>(panel + d * tokens);
+        const F4 k1 = *reinterpret_cast<const F4Memory*>(panel + d * tokens + 4);
+        const float* q = packed + d * heads;
+        a0 += k0 * q[0], a1 += k1 * q[0];
+        b0 += k0 * q[1], b1 += k1 * q[1];
+        c0 += k0 * q[2], c1 += k1 * q[2];
+        d0 += k0 * q[3], d1 += k1 * q[3];
+        // The order of the additions is the contract; without this an optimiser with a licence might split the sums.
+        KVIRE_OPAQUE(a0);
+        KVIRE_OPAQUE(a1);
+        KVIRE_OPAQUE(b0);
+        KVIRE_OPAQUE(b1);
+        KVIRE_OPAQUE(c0);
+        KVIRE_OPAQUE(c1);
+        KVIRE_OPAQUE(d0);
+        KVIRE_OPAQUE(d1);
+      }
+      const F4 all[heads * 2] = {a0, a1, b0, b1, c0, c1, d0, d1};
+      __builtin_memcpy(dots, all, sizeof(dots));
+    } else
+#endif
+    {
+      (void)short_products;
+      for (int j = 0; j < heads && h + j < head_count; ++j) {
+        for (int d = 0; d < dim; ++d) {
+          for (int t = 0; t < tokens; ++t) dots[j][t] = fma_rn(packed[d * heads + j], panel[d * tokens + t], dots[j][t]);
+        }
+      }
+    }
+    for (int j = 0; j < heads && h + j < head_count; ++j) {
+      for (int t = 0; t < tokens; ++t) out[t] = fma_rn(weights[h + j], body::relu(dots[j][t]), out[t]);
+    }
+  }
+}
+
+}  // namespace baseline
+
+#if KVIRE_X86_64
+
+namespace avx2 {
+
+inline constexpr int heads = 6;
+inline constexpr int tokens = 16;
+
+KVIRE_TARGET_AVX2 inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool, float* out) {
+  F8 s0{}, s1{};
+  for (int h = 0; h < head_count; h += heads, packed += heads * dim) {
+    F8 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{}, e0{}, e1{}, f0{}, f1{};
+    const float* q = packed;
+    const float* p = panel;
+    for (int d = 0; d < dim; ++d, q += heads, p += tokens) {
+      const F8 k0 = load8(p), k1 = load8(p + 8);
+      const F8 qa = all8(q[0]), qb = all8(q[1]);
+      a0 = fma8(qa, k0, a0), a1 = fma8(qa, k1, a1);
+      b0 = fma8(qb, k0, b0), b1 = fma8(qb, k1, b1);
+      const F8 qc = all8(q[2]), qd = all8(q[3]);
+      c0 = fma8(qc, k0, c0), c1 = fma8(qc, k1, c1);
+      d0 = fma8(qd, k0, d0), d1 = fma8(qd, k1, d1);
+      const F8 qe = all8(q[4]), qf = all8(q[5]);
+      e0 = fma8(qe, k0, e0), e1 = fma8(qe, k1, e1);
+      f0 = fma8(qf, k0, f0), f1 = fma8(qf, k1, f1);
+    }
+    const F8 dots[heads][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}, {e0, e1}, {f0, f1}};
+    for (int j = 0; j < heads && h + j < head_count; ++j) {
+      const F8 w = all8(weights[h + j]);
+      s0 = fma8(w, relu8(dots[j][0]), s0);
+      s1 = fma8(w, relu8(dots[j][1]), s1);
+    }
+  }
+  store8(out, s0);
+  store8(out + 8, s1);
+}
+
+}  // namespace avx2
+
+namespace avx512 {
+
+inline constexpr int heads = 8;
+inline constexpr int tokens = 32;
+
+KVIRE_TARGET_AVX512 inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool, float* out) {
+  F16 s0{}, s1{};
+  for (int h = 0; h < head_count; h += heads, packed += heads * dim) {
+    F16 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{}, e0{}, e1{}, f0{}, f1{}, g0{}, g1{}, h0{}, h1{};
+    const float* q = packed;
+    const float* p = panel;
+    for (int d = 0; d < dim; ++d, q += heads, p += tokens) {
+      const F16 k0 = load16(p), k1 = load16(p + 16);
+      const F16 qa = all16(q[0]), qb = all16(q[1]), qc = all16(q[2]), qd = all16(q[3]);
+      a0 = fma16(qa, k0, a0), a1 = fma16(qa, k1, a1);
+      b0 = fma16(qb, k0, b0), b1 = fma16(qb, k1, b1);
+      c0 = fma16(qc, k0, c0), c1 = fma16(qc, k1, c1);
+      d0 = fma16(qd, k0, d0), d1 = fma16(qd, k1, d1);
+      const F16 qe = all16(q[4]), qf = all16(q[5]), qg = all16(q[6]), qh = all16(q[7]);
+      e0 = fma16(qe, k0, e0), e1 = fma16(qe, k1, e1);
+      f0 = fma16(qf, k0, f0), f1 = fma16(qf, k1, f1);
+      g0 = fma16(qg, k0, g0), g1 = fma16(qg, k1, g1);
+      h0 = fma16(qh, k0, h0), h1 = fma16(qh, k1, h1);
+    }
+    const F16 dots[heads][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}, {e0, e1}, {f0, f1}, {g0, g1}, {h0, h1}};
+    for (int j = 0; j < heads && h + j < head_count; ++j) {
+      const F16 w = all16(weights[h + j]);
+      s0 = fma16(w, relu16(dots[j][0]), s0);
+      s1 = fma16(w, relu16(dots[j][1]), s1);
+    }
+  }
+  store16(out, s0);
+  store16(out + 16, s1);
+}
+
+}  // namespace avx512
+
+#endif
+
+/// The inner loop for a level that this processor supports.
+inline PanelKernel panel_kernel(SimdLevel level) {
+#if KVIRE_X86_64
+  if (level == SimdLevel::avx512) return {avx512::heads, avx512::tokens, avx512::sums, false};
+  if (level == SimdLevel::avx2) return {avx2::heads, avx2::tokens, avx2::sums, false};
+#else
+  (void)level;
+#endif
+  return {baseline::heads, baseline::tokens, baseline::sums, true};
+}
+
+}  // namespace simd
+KVIRE_NAMESPACE_END

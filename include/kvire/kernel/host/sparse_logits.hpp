@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include <kvire/base/result.hpp>
+#include <kvire/exec/host/parallel.hpp>
+#include <kvire/kernel/host/key_rows.hpp>
+#include <kvire/kernel/host/panel.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+namespace simd {
+
+/// Sparse logits of all rows, on all cores. The arguments are checked already (kernel/sparse_logits.hpp does).
+template <LayoutPolicy P>
+class SparseLogits {
+ public:
+  SparseLogits(const body::SparseLogitsArgs<P>& args, SimdLevel level) : args_(args), level_(level), kernel_(panel_kernel(level)) {}
+
+  /// Error exhausted: no memory for the packed queries.
+  Status run(LogitsCounts& counts) {
+    if (level_ == SimdLevel::plain) {
+      parallel_for(args_.batch * args_.max_pages, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) add(body::sparse_logits<P>(HostGroup<1>{}, item, args_));
+      });
+    } else {
+      if (!pack_queries() || !cut_rows()) return Error{ErrorCode::exhausted, "sparse_logits: no memory for the packed queries"};
+      parallel_for(first_panel_[args_.batch], panels_a_chunk, [&](std::int64_t begin, std::int64_t end) {
+        const detail::StandardFloatMode mode;
+        score_panels(begin, end);
+      });
+    }
+    counts.nan_logits += nan_logits_;
+    counts.bad_pages += bad_pages_;
+    return {};
+  }
+
+ private:
+  static constexpr std::int64_t panels_a_chunk = 8;
+
+  void add(const LogitsCounts& counts) {
+    nan_logits_.fetch_add(counts.nan_logits, std::memory_order_relaxed);
+    bad_pages_.fetch_add(counts.bad_pages, std::memory_order_relaxed);
+  }
+
+  std::int64_t packed_row() const { return ceil_div<std::int64_t>(args_.heads, kernel_.heads) * kernel_.heads * P::dim; }
+
+  // [query row][block of heads][dim][heads of a block], zero beyond the last head.
+  bool pack_queries() {
+    const std::int64_t rows = std::int64_t(args_.batch) * args_.next_n;
+    packed_.reset(new (std::nothrow) float[static_cast<std::size_t>(rows * packed_row())]);
+    short_queries_.reset(new (std::nothrow) bool[static_cast<std::size_t>(rows)]);
+    if (!packed_ || !short_queries_) return false;
+    parallel_for(rows, 4, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        float* to = packed_.get() + row * packed_row();
+        for (int h = 0; h < args_.heads; h += kernel_.heads) {
+          for (int d = 0; d < P::dim; ++d) {
+            for (int j = 0; j < kernel_.heads; ++j) *to++ = h + j < args_.heads ? args_.query((row * args_.heads + h + j) * P::dim + d) : 0.0F;
+          }
+        }
+        short_queries_[row] = kernel_.wants_short_products && are_short(packed_.get() + row * packed_row(), packed_row());
+      }
+    });
+    return true;
+  }
+
+  // Panels start at multiples of their size within a row.
+  bool cut_rows() {
+    first_panel_.reset(new (std::nothrow) std::int64_t[static_cast<std::size_t>(args_.batch) + 1]);
+    if (!first_panel_) return false;
+    first_panel_[0] = 0;
+    for (std::int64_t row = 0; row < args_.batch; ++row) first_panel_[row + 1] = first_panel_[row] + ceil_div<std::int64_t>(args_.longest(row), kernel_.tokens);
+    return true;
+  }
+
+  void score_panels(std::int64_t begin, std::int64_t end) {
+    LogitsCounts counts;
+    std::int64_t row = std::upper_bound(first_panel_.get(), first_panel_.get() + args_.batch + 1, begin) - first_panel_.get() - 1;
+    for (std::int64_t panel = begin; panel < end; ++panel) {
+      while (panel >= first_panel_[row + 1]) ++row;
+      score_panel(row, (panel - first_panel_[row]) * kernel_.tokens, counts);
+    }
+    add(counts);
+  }
+
+  void score_panel(std::int64_t row, std::int64_t first, LogitsCounts& counts) {
+    const int count = static_cast<int>(std::min<std::int64_t>(kernel_.tokens, args_.longest(row) - first));
+    PanelToken token[most_panel_tokens];
+    float scale[most_panel_tokens];
+    for (int t = 0; t < count;) {
+      const std::int64_t entry = (first + t) / P::tokens_per_page;
+      const int from = static_cast<int>((first + t) % P::tokens_per_page);
+      const int many = std::min(P::tokens_per_page - from, count - t);
+      const std::int32_t id = args_.page_table[row * args_.max_pages + entry];
+      if (from == 0 && id >= args_.page_count) ++counts.bad_pages;
+      const std::byte* page = id >= 0 && id < args_.page_count ? args_.page(id) : nullptr;
+      for (int i = 0; i < many; ++i, ++t) {
+        token[t] = {page, from + i};
+        scale[t] = page != nullptr ? body::outer_scale<P>(page, from + i) : 0.0F;
+      }
+    }
+
+    alignas(64) float panel[P::dim * most_panel_tokens];
+    fill(token, count, panel);
+    const bool short_keys = kernel_.wants_short_products && are_short(panel, std::int64_t(P::dim) * kernel_.tokens);
+    for (std::int32_t n = 0; n < args_.next_n; ++n) {
+      const std::int64_t query_row = row * args_.next_n + n;
+      const std::int64_t visible = std::min<std::int64_t>(count, args_.visible(row, n) - first);
+      if (visible <= 0) continue;
+      alignas(64) float sums[most_panel_tokens];
+      kernel_.sums(packed_.get() + query_row * packed_row(), args_.weights + query_row * args_.heads, panel, args_.heads, P::dim,
+                   short_keys && short_queries_[query_row], sums);
+      float* scores = args_.scores + query_row * args_.stride + first;
+      for (int t = 0; t < visible; ++t) {
+        scores[t] = token[t].page != nullptr ? body::finish_logit<P>(scale[t], sums[t], counts.nan_logits) : float_of(infinity_bits | sign_bit);
+      }
+    }
+  }
+
+  void fill(const PanelToken* token, int count, float* panel) const {
+#if KVIRE_X86_64
+    if (level_ != SimdLevel::baseline) return avx2::fill_panel<P>(token, count, kernel_.tokens, panel);
+#endif
+    fill_panel<P>(token, count, kernel_.tokens, panel);
+  }
+
+  body::SparseLogitsArgs<P> args_;
+  SimdLevel level_;
+  PanelKernel kernel_;
+  std::unique_ptr<float[]> packed_;
+  std::unique_ptr<bool[]> short_queries_;
+  std::unique_ptr<std::int64_t[]> first_panel_;
+  std::atomic<std::int64_t> nan_logits_{0};
+  std::atomic<std::int64_t> bad_pages_{0};
+};
+
+}  // namespace simd
+KVIRE_NAMESPACE_END

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include <kvire/kernel/host/sparse_logits.hpp>
+#include <kvire/kernel/require.hpp>
+#include <kvire/kernel/tensor.hpp>
+#include <kvire/sync/host.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+struct SparseLogitsOptions {
+  LogitsCounts* counts = nullptr;  ///< added to when the work has run; must live until then
+  SimdLevel level = best_level();  ///< one that this processor does not support is an error
+};
+
+/// Checks the arguments of sparse_logits and gathers them for a kernel. `lengths` are read here: 0 <= length <= max_pages * tokens per page.
+template <LayoutPolicy P>
+Result<body::SparseLogitsArgs<P>> check_sparse_logits(const Queries& queries, Tensor<const float, 3> weights, ConstPageView<P> keys,
+                                                      Tensor<const std::int32_t, 2> page_table, Tensor<const std::int32_t, 2> lengths,
+                                                      Tensor<float, 3> scores) {
+  static_assert(require_layout<P>());
+  detail::ArgumentCheck check("sparse_logits");
+  check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
+                std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
+  check.require(queries.dim == P::dim, ErrorCode::mismatch,
+                "queries have dim " + std::to_string(queries.dim) + ", keys of " + P::name + " have " + std::to_string(P::dim));
+  check.between("queries.batch", queries.batch, 0, detail::most_int32);
+  check.between("queries.next_n", queries.next_n, 1, detail::most_int32);
+  check.between("queries.heads", queries.heads, 1, detail::most_int32);
+  check.memory("queries", queries.data, queries.batch);
+  check.extents("weights", weights, {queries.batch, queries.next_n, queries.heads}, "queries");
+  check.extents("page_table", page_table, {queries.batch, page_table.extent[1]}, "queries");
+  check.between("page_table.extent[1]", page_table.extent[1], 0, detail::most_int32);
+  check.extents("scores", scores, {queries.batch, queries.next_n, scores.extent[2]}, "queries");
+  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * P::tokens_per_page, scores.extent[2]);
+  if (!check.ok()) return check.status().error();
+
+  body::SparseLogitsArgs<P> args;
+  args.pages = keys.base;
+  args.page_stride = keys.page_stride;
+  args.page_count = keys.pages;
+  args.queries = queries.data;
+  args.query_element = queries.element;
+  args.weights = weights.data;
+  args.page_table = page_table.data;
+  args.lengths = lengths.data;
+  args.lengths_per_query = queries.next_n > 1 && lengths.extent[1] == queries.next_n;
+  args.scores = scores.data;
+  args.stride = scores.extent[2];
+  args.max_pages = page_table.extent[1];
+  args.batch = static_cast<std::int32_t>(queries.batch);
+  args.next_n = static_cast<std::int32_t>(queries.next_n);
+  args.heads = static_cast<std::int32_t>(queries.heads);
+  return args;
+}
+
+/// Scores cached keys against the queries of a batch, on the stream:
+///
+///     scores[b][n][s] = k_scale[s] * sum over heads h of weights[b][n][h] * max(0, queries[b][n][h] . key[s])
+///
+/// for s below what query token n of row b sees, f32 throughout, in the order of body::sparse_logits. Each score depends on its own row and key
+/// alone and is the same bits on every run, whatever the batch, the processor and the count of threads.
+///
+/// queries     [batch][next_n][heads][dim]
+/// weights     [batch][next_n][heads]
+/// keys        a read lease of the index keys
+/// page_table  [batch][max_pages], device page ids. A position on a negative id scores -inf; so does one on an id beyond the pool, which is
+///             counted; neither is followed.
+/// lengths     [batch][1]: cached tokens of each row, those of its next_n query tokens included: token n sees length - (next_n - 1 - n) of them
+///             (its causal view). Or [batch][next_n]: what each query token sees.
+/// scores      [batch][next_n][stride]. Nothing is written from what a query token sees on.
+///
+/// A NaN logit (a NaN or an infinity somewhere in key, scale, query or weight) scores -inf and is counted. With several scales a key, each
+/// element is multiplied by its own before the dot product.
+///
+/// Returns an error, and queues nothing, where extents disagree, a length is negative or exceeds the page table or the stride, or the level
+/// is not supported. Everything but `lengths` is read when the work runs and must live until then.
+template <class Policy = void, class Lease>
+Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
+                     Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, Stream<Host>& stream, SparseLogitsOptions options = {}) {
+  static_assert(require_lease<Lease>());
+  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
+  if constexpr (is_lease<Lease>) {
+    using P = typename Lease::policy;
+    auto checked = check_sparse_logits<P>(queries, weights, {}, page_table, lengths, scores);
+    if (!checked.ok()) return checked.error();
+    if (!supports(options.level)) {
+      return Error{ErrorCode::unsupported, std::string("sparse_logits: this processor has no ") + name_of(options.level)};
+    }
+    launch(
+        stream,
+        [args = checked.value(), options, owned = detail::own(lengths)](const auto& view) mutable {
+          args.pages = view.base;
+          args.page_stride = view.page_stride;
+          args.page_count = view.pages;
+          args.lengths = owned.data();
+          LogitsCounts ignored;
+          return simd::SparseLogits<P>(args, options.level).run(options.counts != nullptr ? *options.counts : ignored);
+        },
+        keys);
+  }
+  return {};
+}
+
+KVIRE_NAMESPACE_END

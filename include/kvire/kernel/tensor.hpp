@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <kvire/base/result.hpp>
+#include <kvire/layout/element.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// A contiguous array that a kernel reads or writes: a pointer and its extents, the last running fastest. Owns nothing. Kernels check the
+/// extents against each other before anything runs.
+template <class T, int Rank>
+struct Tensor {
+  T* data = nullptr;
+  std::int64_t extent[Rank] = {};
+
+  std::int64_t elements() const {
+    std::int64_t n = 1;
+    for (const std::int64_t e : extent) n *= e;
+    return n;
+  }
+  operator Tensor<const T, Rank>() const
+    requires(!std::is_const_v<T>)
+  {
+    Tensor<const T, Rank> out{data, {}};
+    std::copy(extent, extent + Rank, out.extent);
+    return out;
+  }
+};
+
+/// Queries of an indexer, [batch][next_n][heads][dim], contiguous. Elements: e4m3 (bytes), bf16 (16 bits) or f32.
+struct Queries {
+  const void* data = nullptr;
+  Element element = Element::f32;
+  std::int64_t batch = 0;   ///< rows: sequences of the batch
+  std::int64_t next_n = 1;  ///< query tokens of each row
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+};
+
+namespace detail {
+
+/// Collects the first complaint about a kernel's arguments.
+class ArgumentCheck {
+ public:
+  explicit ArgumentCheck(const char* kernel) : kernel_(kernel) {}
+
+  void require(bool ok, ErrorCode code, const std::string& text) {
+    if (!ok && status_.ok()) status_ = Error{code, std::string(kernel_) + ": " + text};
+  }
+
+  /// Exact extents of a tensor, and memory behind it unless it is empty. `what` names it, `from` what the extents derive from.
+  template <class T, int Rank>
+  void extents(const char* what, const Tensor<T, Rank>& tensor, const std::int64_t (&want)[Rank], const char* from) {
+    bool equal = true;
+    for (int i = 0; i < Rank; ++i) equal = equal && tensor.extent[i] == want[i];
+    if (!equal) require(false, ErrorCode::mismatch, std::string(what) + " is " + text(tensor.extent) + ", " + from + " need " + text(want));
+    memory(what, tensor.data, equal ? tensor.elements() : 0);
+  }
+  void memory(const char* what, const void* data, std::int64_t elements) {
+    if (data == nullptr && elements > 0) require(false, ErrorCode::invalid_argument, std::string(what) + " has " + std::to_string(elements) + " elements and no memory");
+  }
+  void between(const char* what, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value < least) require(false, ErrorCode::invalid_argument, std::string(what) + " is " + std::to_string(value) + ", below " + std::to_string(least));
+    if (value > most) require(false, ErrorCode::out_of_range, std::string(what) + " is " + std::to_string(value) + ", above " + std::to_string(most));
+  }
+
+  /// Lengths are [batch][1], one a row, or [batch][next_n], one a query token; each from 0 to the smallest of the bounds.
+  void lengths(const Tensor<const std::int32_t, 2>& lengths, std::int64_t batch, std::int64_t next_n, std::int64_t table_tokens, std::int64_t stride) {
+    const bool per_query = lengths.extent[1] == next_n;
+    if (lengths.extent[0] != batch || (lengths.extent[1] != 1 && !per_query)) {
+      const std::int64_t want[2] = {batch, 1};
+      require(false, ErrorCode::mismatch,
+              "lengths is " + text(lengths.extent) + ", one a row needs " + text(want) + " and one a query token " + std::to_string(next_n) + " of them");
+      return;
+    }
+    memory("lengths", lengths.data, lengths.elements());
+    if (!status_.ok()) return;
+    for (std::int64_t i = 0; i < lengths.elements(); ++i) {
+      const std::int64_t length = lengths.data[i];
+      if (length >= 0 && length <= table_tokens && length <= stride) continue;
+      const std::string at = "lengths[" + std::to_string(i) + "] is " + std::to_string(length);
+      require(length >= 0, ErrorCode::out_of_range, at + ", below 0");
+      require(length <= table_tokens, ErrorCode::out_of_range, at + ", above the " + std::to_string(table_tokens) + " tokens of a page-table row");
+      require(false, ErrorCode::out_of_range, at + ", above the " + std::to_string(stride) + " scores of a row");
+    }
+  }
+
+  const Status& status() const { return status_; }
+  bool ok() const { return status_.ok(); }
+
+  template <int Rank>
+  static std::string text(const std::int64_t (&extent)[Rank]) {
+    std::string out;
+    for (const std::int64_t e : extent) out += "[" + std::to_string(e) + "]";
+    return out;
+  }
+
+ private:
+  const char* kernel_;
+  Status status_;
+};
+
+inline constexpr std::int64_t most_int32 = 0x7FFFFFFF;
+
+// A copy for queued work: what was checked is what is used.
+inline std::vector<std::int32_t> own(const Tensor<const std::int32_t, 2>& lengths) {
+  return {lengths.data, lengths.data + lengths.elements()};
+}
+
+}  // namespace detail
+KVIRE_NAMESPACE_END
