@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include <kvire/exec/host/event.hpp>
+#include <kvire/layout/policies.hpp>
+#include <kvire/pool/adopt.hpp>
+
+using namespace kvire;
+
+namespace {
+
+using Planar = Fp8WithScale<64, 128>;
+using Interleaved = Fp8WithScaleInterleaved<64, 128>;
+using Bf16 = Bf16Contiguous<64, 128>;
+
+bool contains(const Error& error, const std::string& text) { return error.message.find(text) != std::string::npos; }
+
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+// Somebody else's buffer.
+struct Foreign {
+  explicit Foreign(std::int64_t bytes) : lines(static_cast<std::size_t>(bytes / 64 + 1)) {}
+  std::byte* at(std::int64_t offset) { return lines.front().bytes + offset; }
+  std::vector<Line> lines;
+};
+
+}  // namespace
+
+TEST_CASE("adopt: one buffer a layer, strides beyond the page, the policy by name") {
+  constexpr std::int64_t stride = Planar::page_bytes + 64;
+  Foreign a(8 * stride);
+  Foreign b(8 * stride);
+  auto pool = adopt<Planar, Host>({.bases = {a.at(0), b.at(0)}, .page_stride = stride, .pages = 8, .bytes_per_layer = 8 * stride, .name = "engine"}).value();
+  static_assert(std::is_same_v<decltype(pool), DevicePool<Planar, Host>>);
+  CHECK(pool.adopted());
+  CHECK(pool.layers() == 2);
+  CHECK(pool.page_stride() == stride);
+  CHECK(pool.bytes().count == 0);
+  CHECK(pool_access::view(pool, EntrySlot(1)).page(7) == b.at(7 * stride));
+  CHECK(pool.allocate(7).value().size() == 7);
+  CHECK_FALSE(pool.allocate(8).ok());
+  // the same bytes under the other name are another pool type: which one they are only their owner knows
+  auto twin = adopt<Interleaved, Host>({.bases = {a.at(0)}, .page_stride = Interleaved::page_bytes, .pages = 8, .bytes_per_layer = 8 * 8'448}).value();
+  static_assert(!std::is_same_v<decltype(pool), decltype(twin)>);
+  CHECK(twin.name() == "adopted.Fp8WithScaleInterleaved");
+}
+
+TEST_CASE("adopt: all layers inside one page") {
+  constexpr std::int64_t stride = 3 * Planar::page_bytes;
+  Foreign unified(4 * stride);
+  std::vector<std::byte*> bases;
+  for (int layer = 0; layer < 3; ++layer) bases.push_back(unified.at(layer * Planar::page_bytes));
+  // every layer's bytes end with its own last page
+  auto pool = adopt<Planar, Host>({.bases = bases, .page_stride = stride, .pages = 4, .bytes_per_layer = 3 * stride + Planar::page_bytes}).value();
+  CHECK(pool_access::view(pool, EntrySlot(2)).page(3) == unified.at(3 * stride + 2 * Planar::page_bytes));
+
+  auto close = bases;
+  close[1] -= 64;
+  const auto overlap = adopt<Planar, Host>({.bases = close, .page_stride = stride, .pages = 4, .bytes_per_layer = 3 * stride + Planar::page_bytes});
+  REQUIRE_FALSE(overlap.ok());
+  CHECK(overlap.error().code == ErrorCode::duplicate);
+  CHECK(contains(overlap.error(), "layers 0 and 1 overlap"));
+  // a page of the one layer reaching into the next page of the other
+  auto behind = bases;
+  behind[2] += 64;
+  CHECK(contains(adopt<Planar, Host>({.bases = behind, .page_stride = stride, .pages = 4, .bytes_per_layer = 3 * stride + Planar::page_bytes}).error(),
+                 "layers 0 and 2 overlap"));
+  CHECK(adopt<Planar, Host>({.bases = {unified.at(0), unified.at(0)}, .page_stride = stride, .pages = 4, .bytes_per_layer = 4 * stride}).error().code ==
+        ErrorCode::duplicate);
+}
+
+TEST_CASE("adopt: what contradicts the policy is an error with both numbers") {
+  Foreign memory(16 * Bf16::page_bytes);
+  const AdoptOptions good{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "t"};
+  CHECK(adopt<Planar, Host>(good).ok());
+  {
+    auto o = good;
+    o.bytes_per_layer = 8 * 8'448 - 4;
+    const auto r = adopt<Planar, Host>(o);
+    REQUIRE_FALSE(r.ok());
+    CHECK(r.error().code == ErrorCode::mismatch);
+    CHECK(contains(r.error(), "67580 bytes a layer"));
+    CHECK(contains(r.error(), "67584"));
+    o.bytes_per_layer = 8 * 8'448 + 4;
+    CHECK(contains(adopt<Planar, Host>(o).error(), "67588"));
+    o.bytes_per_layer = -1;
+    CHECK_FALSE(adopt<Planar, Host>(o).ok());
+  }
+  // fp8 memory under the bf16 name and the other way round: the stride or the bytes disagree
+  CHECK(contains(adopt<Bf16, Host>(good).error(), "page stride 8448 is below the page's 16384 bytes"));
+  {
+    auto o = good;
+    o.page_stride = 8'448 + 4;
+    o.bytes_per_layer = 8 * o.page_stride;
+    CHECK(contains(adopt<Planar, Host>(o).error(), "page stride 8452 is not a multiple of 16"));
+    o = good;
+    o.bases = {memory.at(8)};
+    CHECK(contains(adopt<Planar, Host>(o).error(), "8 bytes beyond a multiple of 16"));
+    o.bases = {nullptr};
+    CHECK(contains(adopt<Planar, Host>(o).error(), "layer 0 is null"));
+    o.bases = {};
+    CHECK(contains(adopt<Planar, Host>(o).error(), "no layer"));
+    o = good;
+    o.pages = 1;
+    CHECK_FALSE(adopt<Planar, Host>(o).ok());
+    o.pages = INT64_C(1) << 60;
+    CHECK_FALSE(adopt<Planar, Host>(o).ok());
+    o = good;
+    o.page_stride = INT64_C(1) << 62;
+    CHECK_FALSE(adopt<Planar, Host>(o).ok());
+    o.page_stride = -8'448;
+    CHECK_FALSE(adopt<Planar, Host>(o).ok());
+  }
+}
+
+namespace {
+struct EngineAllocator {
+  std::shared_ptr<std::vector<int>> refs = std::make_shared<std::vector<int>>(8);
+  int pages() const { return static_cast<int>(refs->size()); }
+  int owners(std::int32_t page) const { return (*refs)[static_cast<std::size_t>(page)]; }
+  void retain(std::int32_t page) { ++(*refs)[static_cast<std::size_t>(page)]; }
+  void release(std::int32_t page) { --(*refs)[static_cast<std::size_t>(page)]; }
+};
+}  // namespace
+
+TEST_CASE("adopt: another engine's allocator keeps owning the pages") {
+  Foreign memory(8 * Planar::page_bytes);
+  EngineAllocator engine;
+  AdoptOptions options{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "engine"};
+  auto pool = adopt<Planar, Host>(options, engine).value();
+  CHECK(pool.allocate().error().code == ErrorCode::unsupported);
+  engine.retain(5);
+  const auto event = Event<Host>::make();
+  const DevicePage five[] = {DevicePage(5)};
+  auto hold = pool.hold(five, PageUse::backup, event).value();
+  CHECK(engine.owners(5) == 2);
+  event.complete();
+  hold = {};
+  CHECK(engine.owners(5) == 1);
+
+  options.pages = 4;
+  options.bytes_per_layer = 4 * 8'448;
+  const auto bound = adopt<Planar, Host>(options, engine);
+  REQUIRE_FALSE(bound.ok());
+  CHECK(contains(bound.error(), "its allocator has 8 pages, its memory 4"));
+}
+
+TEST_CASE("adopt: the owner's handle lives as long as the pool or its pages") {
+  auto owner = std::make_shared<int>(1);
+  std::weak_ptr<int> watch = owner;
+  Foreign memory(2 * Planar::page_bytes);
+  PageRef<DevicePage> ref;
+  {
+    auto pool = adopt<Planar, Host>({.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 2, .bytes_per_layer = 2 * 8'448, .owner = std::move(owner)}).value();
+    ref = pool.allocate().value();
+  }
+  CHECK_FALSE(watch.expired());
+  ref.reset();
+  CHECK(watch.expired());
+}
