@@ -31,7 +31,6 @@ constexpr bool require_transfer() {
   using A = typename From::policy;
   using B = typename To::policy;
   (void)sizeof(rule::TransferPolicy<A, B, A::page_bytes, B::page_bytes, first_difference<A, B>(), same_layout<A, B>>);
-  (void)sizeof(rule::TransferBackend<typename From::backend, typename To::backend, std::is_same_v<typename From::backend, typename To::backend>>);
   return true;
 }
 
@@ -123,14 +122,13 @@ inline std::vector<int> positions_of(const std::vector<std::int32_t>& labels, in
   return position;
 }
 
-/// One pool to another of the same layout. `to_second`: from the plan's first side to its second.
-template <class From, class To, class Plan>
-Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
-                                                         const TransferOptions<typename From::backend>& options) {
-  static_assert(require_transfer<From, To>());
+/// One pool to another. `to_second`: from the plan's first side to its second. `fill(piece, slot, ids, digest key)` says how a layer moves.
+template <class From, class To, class Plan, class Fill>
+Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+                                                               const TransferOptions<typename From::backend>& options, Fill fill) {
   using P = typename From::policy;
   using Backend = typename From::backend;
-  using Engine = TransferEngine<Backend>;
+  (void)sizeof(rule::TransferBackend<Backend, typename To::backend, std::is_same_v<Backend, typename To::backend>>);
   if (from.layers() != to.layers()) {
     return Error{ErrorCode::mismatch, "pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) + " layers against " +
                                           std::to_string(to.layers())};
@@ -154,22 +152,32 @@ Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& t
   const char* const name = builder.keep(direction == CopyDirection::device_to_host ? from.name() : to.name());
   for (std::size_t i = 0; i < labels.value().size(); ++i) {
     const EntrySlot slot(labels.value()[i]);
-    typename Engine::Piece piece;
+    typename TransferEngine<Backend>::Piece piece;
     piece.position = static_cast<int>(i);
     piece.info = {.entry = name, .layer = slot.value, .direction = direction};
     piece.count = {.entry = name, .copies = 1};
-    const std::uint64_t digest = options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : 0;
-    if constexpr (Plan::granularity == Granularity::page) {
-      Engine::template pages<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), ids.value(), digest);
-    } else {
-      Engine::template rows<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), ids.value(), digest);
-    }
+    fill(piece, slot, ids.value(), options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : std::uint64_t(0));
     builder.add(std::move(piece));
   }
   const auto positions = positions_of(labels.value(), from.layers());
   builder.progress().cover(pool_access::memory(from).get(), positions);
   builder.progress().cover(pool_access::memory(to).get(), positions);
   return Result<PreparedTransfer<Backend>>(builder.finish());
+}
+
+template <class From, class To, class Plan>
+Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+                                                         const TransferOptions<typename From::backend>& options) {
+  static_assert(require_transfer<From, To>());
+  using P = typename From::policy;
+  using Engine = TransferEngine<typename From::backend>;
+  return prepare_pools(from, to, plan, to_second, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
+    if constexpr (Plan::granularity == Granularity::page) {
+      Engine::template pages<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
+    } else {
+      Engine::template rows<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
+    }
+  });
 }
 
 template <class Backend>
