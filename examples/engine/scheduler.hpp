@@ -175,6 +175,7 @@ class Scheduler {
     const auto take = [&](Session& s, int rows) {
       s.rows = make_room(s, rows);
       if (s.rows == 0) return;
+      for (std::int64_t b = s.computed / page_raw_tokens; b * page_raw_tokens < s.computed + s.rows; ++b) cache_.will_write(*s.blocks[static_cast<std::size_t>(b)]);
       PageTables tables;
       for (const auto& block : s.blocks) {
         tables.full.push_back(block->full.device.id().value);

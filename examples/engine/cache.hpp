@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "prefix.hpp"
+#include "step_io.hpp"
+#include "tamper.hpp"
+#include "tiers.hpp"
+
+namespace engine {
+
+struct CacheOptions {
+  int model_layers = 5;
+  std::int64_t device_pages = 0;  ///< of the full and of the window space, the null page included
+  std::int64_t host_pages = 0;    ///< 0: no host tier
+  int sessions = 1;
+  int top_k = 64;
+  int index_heads = 8;
+};
+
+/// Decides which pages are where. Blocks that active sessions use stay on the device; the others are evicted, least recently used first,
+/// to the host tier, whose own least recently used pages make room. `Tiers` moves the bytes.
+template <class IndexKey>
+class Cache {
+ public:
+  using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
+  using StepIo = engine::StepIo<IndexKey>;
+  using Full = kvire::space::Full;
+  using Window = kvire::space::Window;
+
+  static kvire::Result<std::unique_ptr<Cache>> make(const CacheOptions& options, std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
+    auto tiers = Tiers<IndexKey>::make({options.model_layers, options.device_pages, options.host_pages, options.sessions}, std::move(tamper));
+    if (!tiers) return tiers.error();
+    return std::unique_ptr<Cache>(new Cache(options, std::move(tiers).value()));
+  }
+
+  PrefixIndex& index() { return index_; }
+  Tiers<IndexKey>& tiers() { return *tiers_; }
+  std::int64_t usable_pages() const { return options_.device_pages - 1; }
+  std::int64_t bytes_to_host() const { return tiers_->bytes_to_host(); }
+  std::int64_t bytes_to_device() const { return tiers_->bytes_to_device(); }
+
+  /// Full-space pages that are free or could be freed.
+  std::int64_t available_pages() {
+    std::int64_t used = 0;
+    each_block([&](Block& b) { used += b.full.device && b.full.users > 0 ? 1 : 0; });
+    return usable_pages() - used;
+  }
+
+  /// Brings blocks to the device and keeps them there: every full page, and window pages from `first_window` on. All or nothing.
+  bool acquire(const Blocks& blocks, std::size_t first_window) {
+    ++clock_;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i]->used_at = clock_;
+      ++blocks[i]->full.users;
+      if (i >= first_window) ++blocks[i]->window.users;
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (bring<Full>(blocks[i]->full) && (i < first_window || bring<Window>(blocks[i]->window))) continue;
+      release(blocks, first_window);
+      return false;
+    }
+    return true;
+  }
+
+  /// The reverse; pages stay where they are until somebody needs the room.
+  void release(const Blocks& blocks, std::size_t first_window) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i]->used_at = clock_;
+      --blocks[i]->full.users;
+      if (i >= first_window) --blocks[i]->window.users;
+    }
+  }
+
+  /// Window pages of blocks [first, end) are not needed any more.
+  void release_windows(const Blocks& blocks, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      if (--blocks[i]->window.users == 0 && !blocks[i]->indexed) blocks[i]->window = {};
+    }
+  }
+
+  /// Device pages for a new block, with one user.
+  bool extend(const std::shared_ptr<Block>& block) {
+    auto full = take<Full>();
+    if (!full) return false;
+    auto window = take<Window>();
+    if (!window) return false;
+    block->full.device = std::move(full);
+    block->window.device = std::move(window);
+    block->full.users = block->window.users = 1;
+    block->used_at = ++clock_;
+    blocks_.push_back(block);
+    return true;
+  }
+
+  /// Merges a block into the one that the index has for the same tokens: its pages fill what that one lacks on the device, its users move.
+  void join(Block& known, Block& block) {
+    for (const auto place : {&Block::full, &Block::window}) {
+      Place& to = known.*place;
+      Place& from = block.*place;
+      if (!to.device && from.device) to.device = std::move(from.device);
+      to.users += from.users;
+      from = {};
+    }
+    known.used_at = clock_;
+  }
+
+  /// A session is about to write the block's pages: copies of them on the host are out of date from now on.
+  void will_write(Block& block) {
+    block.full.host = {};
+    block.window.host = {};
+  }
+
+  kvire::PageRef<kvire::DevicePage> request_row() { return tiers_->template allocate<kvire::space::Request>(); }
+
+  /// Issues the loads that acquire() asked for and begins a step that depends on them.
+  kvire::Result<StepIo> begin(const Batch& batch) {
+    auto step = tiers_->begin();
+    if (!step) return step.error();
+    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, options_.index_heads);
+  }
+
+  /// Waits for everything under way.
+  kvire::Status finish() { return tiers_->finish(); }
+
+ private:
+  Cache(const CacheOptions& options, std::unique_ptr<Tiers<IndexKey>> tiers) : options_(options), tiers_(std::move(tiers)) {}
+
+  template <class Space>
+  static Place& place(Block& block) {
+    if constexpr (std::is_same_v<Space, Full>) {
+      return block.full;
+    } else {
+      return block.window;
+    }
+  }
+
+  template <class F>
+  void each_block(F&& f) {
+    std::erase_if(blocks_, [](const auto& weak) { return weak.expired(); });
+    for (const auto& weak : blocks_) f(*weak.lock());
+  }
+
+  template <class Space>
+  bool bring(Place& place) {
+    if (place.device) return true;
+    if (!place.host) return false;
+    auto page = take<Space>();
+    if (!page) return false;
+    tiers_->template load<Space>(place.host, page);
+    place.device = std::move(page);
+    place.from_host = true;
+    return true;
+  }
+
+  // A device page, evicting others if need be; empty if all are in use.
+  template <class Space>
+  kvire::PageRef<kvire::DevicePage> take() {
+    for (;;) {
+      if (auto page = tiers_->template allocate<Space>()) return page;
+      if (!evict<Space>() && !tiers_->wait_for_backup()) return {};
+    }
+  }
+
+  // Blocks with a page of the space on a side that nobody needs, least recently used first, children before their parents.
+  template <class Space, class Wanted>
+  std::vector<Block*> least_recent(std::size_t count, Wanted&& wanted) {
+    std::vector<Block*> found;
+    each_block([&](Block& b) {
+      if (wanted(place<Space>(b))) found.push_back(&b);
+    });
+    const auto older = [](const Block* a, const Block* b) { return a->used_at != b->used_at ? a->used_at < b->used_at : a->depth > b->depth; };
+    const auto end = found.begin() + static_cast<std::ptrdiff_t>(std::min(count, found.size()));
+    std::partial_sort(found.begin(), end, found.end(), older);
+    found.erase(end, found.end());
+    return found;
+  }
+
+  // Sends a few device pages to the host tier in one transfer and gives them up. Pages that the host has already, or has no room for, are
+  // given up at once.
+  template <class Space>
+  bool evict() {
+    constexpr std::size_t batch = 4;
+    const auto victims = least_recent<Space>(batch, [&](const Place& p) { return p.device && p.users == 0; });
+    for (Block* block : victims) {
+      Place& p = place<Space>(*block);
+      if (!p.host && (p.host = take_host<Space>())) tiers_->template backup<Space>(p.host, p.device);
+      p.device = {};
+      p.from_host = false;
+    }
+    tiers_->issue_backups();
+    return !victims.empty();
+  }
+
+  // A host page; drops the least recently used one if the tier is full.
+  template <class Space>
+  kvire::PageRef<kvire::HostPage> take_host() {
+    if (options_.host_pages == 0) return {};
+    for (;;) {
+      if (auto page = tiers_->template allocate_host<Space>()) return page;
+      const auto victims = least_recent<Space>(1, [](const Place& p) { return p.host && p.users == 0; });
+      if (victims.empty()) return {};
+      place<Space>(*victims.front()).host = {};
+    }
+  }
+
+  const CacheOptions options_;
+  std::unique_ptr<Tiers<IndexKey>> tiers_;
+  PrefixIndex index_;
+  std::vector<std::weak_ptr<Block>> blocks_;
+  std::uint64_t clock_ = 0;
+};
+
+}  // namespace engine

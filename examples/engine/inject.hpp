@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "options.hpp"
+#include "tiers.hpp"
+
+namespace engine {
+
+/// A run of bytes within a page.
+struct ByteRange {
+  std::int64_t first = 0;
+  std::int64_t size = 0;
+};
+
+/// Calls f.template operator()<Entry>() for every entry that transfers move (all but request rows).
+template <class IndexKey, class F>
+void for_each_moved_entry(F&& f) {
+  kvire::preset::deepseek_v4::Flash<IndexKey>::for_each([&]<class Entry>() {
+    if constexpr (!std::is_same_v<typename Entry::space, kvire::space::Request>) f.template operator()<Entry>();
+  });
+}
+
+/// Undoes a load for some bytes of the pages: they keep what they held before, as if the transfer had left them out.
+/// `Lost::ranges<Entry>()` names the bytes.
+template <class IndexKey, class Lost>
+class LosesBytes : public Tamper<IndexKey> {
+ public:
+  void before_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+    kept_.clear();
+    visit(tiers, moves, [&](std::byte* at, std::int64_t size) { kept_.insert(kept_.end(), at, at + size); });
+  }
+  void after_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+    const std::byte* from = kept_.data();
+    visit(tiers, moves, [&](std::byte* at, std::int64_t size) {
+      std::memcpy(at, from, static_cast<std::size_t>(size));
+      from += size;
+    });
+  }
+
+ private:
+  template <class F>
+  static void visit(Tiers<IndexKey>& tiers, const Moves& moves, F&& f) {
+    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+      const std::vector<ByteRange> ranges = Lost::template ranges<Entry>();
+      if (ranges.empty()) return;
+      for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
+        const auto view = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
+        for (const auto& pair : moves.template of<typename Entry::space>()) {
+          for (const ByteRange& range : ranges) f(view.page(pair.device.value) + range.first, range.size);
+        }
+      }
+    });
+  }
+
+  std::vector<std::byte> kept_;
+};
+
+/// The second half of each page, as when a transfer takes the page for half as large.
+struct SecondHalf {
+  template <class Entry>
+  static std::vector<ByteRange> ranges() {
+    constexpr std::int64_t bytes = Entry::policy::page_bytes;
+    return {{bytes / 2, bytes - bytes / 2}};
+  }
+};
+
+/// The scales, as when only the values are copied.
+struct Scales {
+  template <class Entry>
+  static std::vector<ByteRange> ranges() {
+    using P = typename Entry::policy;
+    std::vector<ByteRange> found;
+    if constexpr (P::template has<kvire::role::Scale>) {
+      constexpr std::int64_t size = P::template count_of<kvire::role::Scale> * kvire::bits(P::template element_of<kvire::role::Scale>) / 8;
+      for (int token = 0; token < P::tokens_per_page; ++token) found.push_back({P::template offset<kvire::role::Scale>(token), size});
+    }
+    return found;
+  }
+};
+
+/// The index keys, as when the transfer's list of pools forgets one.
+template <class IndexKey>
+struct IndexKeys {
+  template <class Entry>
+  static std::vector<ByteRange> ranges() {
+    using Wanted = typename kvire::preset::deepseek_v4::Flash<IndexKey>::IndexK;
+    return std::is_same_v<Entry, Wanted> ? std::vector<ByteRange>{{0, Entry::policy::page_bytes}} : std::vector<ByteRange>{};
+  }
+};
+
+/// The compressor states.
+struct States {
+  template <class Entry>
+  static std::vector<ByteRange> ranges() {
+    return Entry::kind::kind == kvire::EntryKind::ring ? std::vector<ByteRange>{{0, Entry::policy::page_bytes}} : std::vector<ByteRange>{};
+  }
+};
+
+/// Loads each layer's pages from the next layer's.
+template <class IndexKey>
+class WrongLayer : public Tamper<IndexKey> {
+ public:
+  void after_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+      const int slots = tiers.template slots<Entry>();
+      for (int slot = 0; slot < slots; ++slot) {
+        const auto to = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
+        const auto from = tiers.template raw_host<Entry>(kvire::EntrySlot((slot + 1) % slots));
+        for (const auto& pair : moves.template of<typename Entry::space>()) {
+          std::memcpy(to.page(pair.device.value), from.page(pair.host.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+        }
+      }
+    });
+  }
+};
+
+/// Lets backups read their device pages only after the next step, when those belong to somebody else.
+template <class IndexKey>
+class EarlyReuse : public Tamper<IndexKey> {
+ public:
+  void after_backup(Tiers<IndexKey>&, const Moves& moves) override { late_.push_back(moves); }
+  void after_step(Tiers<IndexKey>& tiers) override {
+    for (const Moves& moves : late_) {
+      for_each_moved_entry<IndexKey>([&]<class Entry>() {
+        for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
+          const auto from = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
+          const auto to = tiers.template raw_host<Entry>(kvire::EntrySlot(slot));
+          for (const auto& pair : moves.template of<typename Entry::space>()) {
+            std::memcpy(to.page(pair.host.value), from.page(pair.device.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+          }
+        }
+      });
+    }
+    late_.clear();
+  }
+
+ private:
+  std::vector<Moves> late_;
+};
+
+template <class IndexKey>
+class SkipGate : public Tamper<IndexKey> {
+ public:
+  bool skips_gate() const override { return true; }
+};
+
+/// The damage that `--inject` names; null for none.
+template <class IndexKey>
+std::unique_ptr<Tamper<IndexKey>> make_injection(Injection injection) {
+  switch (injection) {
+    case Injection::none: return nullptr;
+    case Injection::skip_gate: return std::make_unique<SkipGate<IndexKey>>();
+    case Injection::half_page: return std::make_unique<LosesBytes<IndexKey, SecondHalf>>();
+    case Injection::drop_scale: return std::make_unique<LosesBytes<IndexKey, Scales>>();
+    case Injection::drop_index: return std::make_unique<LosesBytes<IndexKey, IndexKeys<IndexKey>>>();
+    case Injection::early_reuse: return std::make_unique<EarlyReuse<IndexKey>>();
+    case Injection::wrong_layer: return std::make_unique<WrongLayer<IndexKey>>();
+    case Injection::stale_state: return std::make_unique<LosesBytes<IndexKey, States>>();
+  }
+  return nullptr;
+}
+
+}  // namespace engine

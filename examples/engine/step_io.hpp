@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include <kvire/codec/float_bits.hpp>
+#include <kvire/codec/row.hpp>
+#include <kvire/kernel/sparse_logits.hpp>
+#include <kvire/kernel/top_k.hpp>
+
+#include "batch.hpp"
+#include "tiers.hpp"
+
+namespace engine {
+
+/// How a forward pass reaches the cache: every access is a lease of the step, every kernel runs on its stream.
+template <class IndexKey>
+class StepIo {
+ public:
+  using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
+  using Stream = kvire::Stream<kvire::Host>;
+
+  StepIo(Tiers<IndexKey>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, int top_k, int index_heads)
+      : tiers_(&tiers), step_(std::move(step)), top_k_(top_k), index_heads_(index_heads) {
+    for (const Span& s : batch.spans) {
+      for (std::int64_t b = s.start / page_raw_tokens; b * page_raw_tokens < s.end(); ++b) {
+        full_.push_back(kvire::DevicePage(s.tables.full[static_cast<std::size_t>(b)]));
+        window_.push_back(kvire::DevicePage(s.tables.window[static_cast<std::size_t>(b)]));
+      }
+      request_.push_back(kvire::DevicePage(s.tables.request_row));
+    }
+  }
+
+  /// A row of an entry, decoded.
+  template <class P>
+  struct Reader {
+    kvire::ConstPageView<P> view;
+    void row(std::int64_t slot, float* out) const {
+      kvire::decode_row<P>(view.page(static_cast<std::int32_t>(slot / P::tokens_per_page)), static_cast<int>(slot % P::tokens_per_page), out);
+    }
+  };
+
+  /// A lease on a layer of an entry; the kernels that take it run after the loads of that layer that the step depends on.
+  template <class Entry>
+  auto read(kvire::LayerId layer) {
+    using Lease = kvire::ReadLease<typename Entry::policy, kvire::Host>;
+    if (tiers_->skips_gate()) return kvire::assume_ready(kvire::ConstPageView(tiers_->template raw_device<Entry>(Entry::slot(layer))));
+    auto lease = step_.read(tiers_->device().template entry<Entry>(), Entry::slot(layer));
+    keep(lease);
+    return lease.ok() ? std::move(lease).value() : Lease();
+  }
+
+  template <class F, class... Leases>
+  void run(F&& f, const Leases&... leases) {
+    if (!status_.ok()) return;
+    kvire::launch(
+        step_.stream(), [f = std::forward<F>(f)](const auto&... views) mutable { f(Reader<typename std::decay_t<decltype(views)>::policy>{views}...); },
+        leases...);
+  }
+
+  /// Encodes rows into the pages that this step may write. Compressed latents round through bf16 first, as deployed kernels do; window
+  /// latents do not.
+  template <class Entry>
+  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots) {
+    using P = typename Entry::policy;
+    if (!status_.ok() || slots.empty()) return;
+    [[maybe_unused]] constexpr bool compressed_latent = std::is_same_v<Entry, typename Entries::C4Latent> || std::is_same_v<Entry, typename Entries::C128Latent>;
+    auto lease = write<Entry>(layer);
+    if (!lease.ok()) return keep(lease);
+    kvire::launch(
+        step_.stream(),
+        [rows, slots](const auto& view) {
+          kvire::parallel_for(static_cast<std::int64_t>(slots.size()), 4, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+              const std::int64_t slot = slots[static_cast<std::size_t>(i)];
+              if (slot < 0) continue;
+              kvire::encode_row<P>(rows + i * P::dim, view.page(static_cast<std::int32_t>(slot / P::tokens_per_page)), static_cast<int>(slot % P::tokens_per_page),
+                                   {.bf16_round_trip = compressed_latent});
+            }
+          });
+        },
+        lease.value());
+  }
+
+  /// Index scores and top-k of every row. The keys' policy decides the queries: fp8 keys meet fp8 queries, whose scale moves into the head's
+  /// weight; the others meet bf16 queries.
+  void select(kvire::LayerId layer, const float* q, const float* weights, const Batch& batch, std::int32_t* selected) {
+    const auto keys = read<typename Entries::IndexK>(layer);
+    if (!status_.ok()) return;
+    const std::size_t heads_in_all = batch.tokens.size() * static_cast<std::size_t>(index_heads_);
+    codes_.resize(heads_in_all * index_dim * (fp8_queries ? 1 : 2));
+    weights_.resize(heads_in_all);
+    run([this, q, weights, heads_in_all] {
+      kvire::parallel_for(static_cast<std::int64_t>(heads_in_all), 64, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) encode_query(q + i * index_dim, weights[i], static_cast<std::size_t>(i));
+      });
+    });
+    // Rows of one session share its keys; sessions with a single row share one call.
+    plan_calls(batch);
+    for (const Call& call : calls_) {
+      const kvire::Queries queries{codes_.data() + static_cast<std::size_t>(call.first_row * index_heads_ * index_dim) * (fp8_queries ? 1 : 2),
+                                   fp8_queries ? kvire::Element::e4m3 : kvire::Element::bf16, call.batch, call.rows, index_heads_, index_dim};
+      const kvire::Tensor<const float, 3> head_weights{weights_.data() + call.first_row * index_heads_, {call.batch, call.rows, index_heads_}};
+      const kvire::Tensor<const std::int32_t, 2> table{tables_.data() + call.table_at, {call.batch, call.pages}};
+      const kvire::Tensor<const std::int32_t, 2> lengths{lengths_.data() + call.first_row, {call.batch, call.rows}};
+      const kvire::Tensor<float, 3> scores{scores_.data() + call.scores_at, {call.batch, call.rows, call.stride}};
+      const kvire::Tensor<std::int32_t, 3> out{selected + call.first_row * top_k_, {call.batch, call.rows, top_k_}};
+      keep(kvire::sparse_logits<IndexKey>(queries, head_weights, keys, table, lengths, scores, step_.stream()));
+      keep(kvire::top_k(scores, lengths, out, step_.stream()));
+    }
+  }
+
+  /// Waits for the step. Errors: the first refused lease or kernel, a load that failed, the stream's.
+  kvire::Status finish() {
+    auto stream = step_.stream().synchronize();
+    keep(step_.status());
+    keep(stream);
+    tiers_->finish_step();
+    return status_;
+  }
+
+ private:
+  static constexpr bool fp8_queries = std::is_same_v<IndexKey, kvire::preset::deepseek_v4::IndexKeyFp8>;
+
+  // Spans [first_row, first_row + batch * rows) of the step that are scored together.
+  struct Call {
+    std::int64_t first_row, batch, rows, pages, stride;
+    std::size_t table_at, scores_at;
+  };
+
+  template <class T>
+  void keep(const T& result) {
+    if (!result.ok() && status_.ok()) status_ = result.error();
+  }
+
+  template <class Entry>
+  kvire::Result<kvire::WriteLease<typename Entry::policy, kvire::Host>> write(kvire::LayerId layer) {
+    using Space = typename Entry::space;
+    if (tiers_->skips_gate()) return kvire::assume_ready(tiers_->template raw_device<Entry>(Entry::slot(layer)));
+    const auto& pages = std::is_same_v<Space, kvire::space::Full> ? full_ : std::is_same_v<Space, kvire::space::Window> ? window_ : request_;
+    return step_.write(tiers_->device().template entry<Entry>(), Entry::slot(layer), std::span<const kvire::DevicePage>(pages));
+  }
+
+  void encode_query(const float* q, float weight, std::size_t at) {
+    if constexpr (fp8_queries) {
+      float amax = 1e-4f;
+      for (int d = 0; d < index_dim; ++d) amax = std::max(amax, std::fabs(q[d]));
+      const float scale = amax / 448.0f;
+      const float inverse = 1.0f / scale;
+      for (int d = 0; d < index_dim; ++d) codes_[at * index_dim + static_cast<std::size_t>(d)] = kvire::e4m3_from_f32(q[d] * inverse);
+      weights_[at] = weight * scale;
+    } else {
+      for (int d = 0; d < index_dim; ++d) {
+        const std::uint16_t code = kvire::bf16_from_f32(q[d]);
+        std::memcpy(&codes_[(at * index_dim + static_cast<std::size_t>(d)) * 2], &code, sizeof code);
+      }
+      weights_[at] = weight;
+    }
+  }
+
+  void plan_calls(const Batch& batch) {
+    if (!calls_.empty()) return;
+    for (const std::int64_t position : batch.positions) lengths_.push_back(length_after(position));
+    std::size_t scores = 0;
+    for (std::size_t i = 0; i < batch.spans.size();) {
+      std::size_t end = i + 1;
+      while (batch.spans[i].rows == 1 && end < batch.spans.size() && batch.spans[end].rows == 1) ++end;
+      Call call{batch.spans[i].first_row, static_cast<std::int64_t>(end - i), batch.spans[i].rows, 0, 1, tables_.size(), scores};
+      for (std::size_t s = i; s < end; ++s) {
+        call.pages = std::max(call.pages, static_cast<std::int64_t>(batch.spans[s].tables.full.size()));
+        call.stride = std::max<std::int64_t>(call.stride, length_after(batch.spans[s].end() - 1));
+      }
+      for (; i < end; ++i) {
+        const auto& pages = batch.spans[i].tables.full;
+        tables_.insert(tables_.end(), pages.begin(), pages.end());
+        tables_.resize(tables_.size() + static_cast<std::size_t>(call.pages) - pages.size(), -1);
+      }
+      scores += static_cast<std::size_t>(call.batch * call.rows * call.stride);
+      calls_.push_back(call);
+    }
+    scores_.resize(scores);
+  }
+
+  static std::int32_t length_after(std::int64_t position) {
+    return static_cast<std::int32_t>(Entries::IndexK::cached(kvire::RawTokens(position + 1)).count);
+  }
+
+  Tiers<IndexKey>* tiers_;
+  kvire::Step<kvire::Host> step_;
+  int top_k_;
+  int index_heads_;
+  kvire::Status status_;
+  std::vector<kvire::DevicePage> full_, window_, request_;  // pages that the step writes
+  std::vector<unsigned char> codes_;
+  std::vector<float> weights_, scores_;
+  std::vector<std::int32_t> tables_, lengths_;
+  std::vector<Call> calls_;
+};
+
+}  // namespace engine
