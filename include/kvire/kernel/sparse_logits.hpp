@@ -17,17 +17,16 @@ struct SparseLogitsOptions {
   SimdLevel level = best_level();  ///< one that this processor does not support is an error
 };
 
-/// Checks the arguments of sparse_logits and gathers them for a kernel. `lengths` are read here: 0 <= length <= max_pages * tokens per page.
-template <LayoutPolicy P>
-Result<body::SparseLogitsArgs<P>> check_sparse_logits(const Queries& queries, Tensor<const float, 3> weights, ConstPageView<P> keys,
-                                                      Tensor<const std::int32_t, 2> page_table, Tensor<const std::int32_t, 2> lengths,
-                                                      Tensor<float, 3> scores) {
-  static_assert(require_layout<P>());
+/// Checks the arguments of sparse_logits and gathers them for a kernel, all but the pages. `policy`, `dim` and `tokens_per_page` are those of
+/// the keys. `lengths` are read here.
+inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, int dim, int tokens_per_page, const Queries& queries,
+                                                          Tensor<const float, 3> weights, Tensor<const std::int32_t, 2> page_table,
+                                                          Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, SimdLevel level) {
   detail::ArgumentCheck check("sparse_logits");
   check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
                 std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
-  check.require(queries.dim == P::dim, ErrorCode::mismatch,
-                "queries have dim " + std::to_string(queries.dim) + ", keys of " + P::name + " have " + std::to_string(P::dim));
+  check.require(queries.dim == dim, ErrorCode::mismatch,
+                "queries have dim " + std::to_string(queries.dim) + ", keys of " + policy + " have " + std::to_string(dim));
   check.between("queries.batch", queries.batch, 0, detail::most_int32);
   check.between("queries.next_n", queries.next_n, 1, detail::most_int32);
   check.between("queries.heads", queries.heads, 1, detail::most_int32);
@@ -36,13 +35,11 @@ Result<body::SparseLogitsArgs<P>> check_sparse_logits(const Queries& queries, Te
   check.extents("page_table", page_table, {queries.batch, page_table.extent[1]}, "queries");
   check.between("page_table.extent[1]", page_table.extent[1], 0, detail::most_int32);
   check.extents("scores", scores, {queries.batch, queries.next_n, scores.extent[2]}, "queries");
-  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * P::tokens_per_page, scores.extent[2]);
+  check.require(supports(level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(level));
+  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, scores.extent[2]);
   if (!check.ok()) return check.status().error();
 
-  body::SparseLogitsArgs<P> args;
-  args.pages = keys.base;
-  args.page_stride = keys.page_stride;
-  args.page_count = keys.pages;
+  body::SparseLogitsArgs args;
   args.queries = queries.data;
   args.query_element = queries.element;
   args.weights = weights.data;
@@ -86,11 +83,8 @@ Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, con
   if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
   if constexpr (is_lease<Lease>) {
     using P = typename Lease::policy;
-    auto checked = check_sparse_logits<P>(queries, weights, {}, page_table, lengths, scores);
+    auto checked = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, options.level);
     if (!checked.ok()) return checked.error();
-    if (!supports(options.level)) {
-      return Error{ErrorCode::unsupported, std::string("sparse_logits: this processor has no ") + name_of(options.level)};
-    }
     launch(
         stream,
         [args = checked.value(), options, owned = detail::own(lengths)](const auto& view) mutable {
@@ -99,7 +93,7 @@ Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, con
           args.page_count = view.pages;
           args.lengths = owned.data();
           LogitsCounts ignored;
-          return simd::SparseLogits<P>(args, options.level).run(options.counts != nullptr ? *options.counts : ignored);
+          return simd::SparseLogits(args, simd::key_format<P>(options.level), options.level).run(options.counts != nullptr ? *options.counts : ignored);
         },
         keys);
   }

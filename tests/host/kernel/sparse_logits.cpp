@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <tests/support/logits_case.hpp>
+#include <tests/support/key_case.hpp>
 
 #include <doctest/doctest.h>
 
@@ -19,7 +19,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Every position against float64, what lies beyond a query token's view against the sentinel, and every level against the plain body.
 template <class P>
-void check_case(const LogitsCase<P>& c) {
+void check_case(const KeyCase<P>& c) {
   const Scores plain = run_logits(c, SimdLevel::plain, test_stream());
   int wrong = 0;
   std::int64_t bad_pages = 0;
@@ -71,8 +71,8 @@ void check_random_shapes(int count) {
 
 // A case of one row whose keys are given, page 0 unused.
 template <class P>
-LogitsCase<P> one_row(int tokens, Element element = Element::f32) {
-  LogitsCase<P> c;
+KeyCase<P> one_row(int tokens, Element element = Element::f32) {
+  KeyCase<P> c;
   c.element = element;
   c.max_pages = ceil_div(tokens, P::tokens_per_page);
   c.stride = std::int64_t(c.max_pages) * P::tokens_per_page;
@@ -110,7 +110,7 @@ TEST_CASE("sparse logits: a row depends on itself alone") {
     for (int b = 0; b < c.batch; ++b) {
       // The row alone, in a wider table, one query token at a time.
       for (int n = 0; n < c.next_n; ++n) {
-        LogitsCase<P> one = c;
+        KeyCase<P> one = c;
         one.batch = one.next_n = 1;
         one.lengths = {static_cast<std::int32_t>(c.visible(b, n))};
         one.table.assign(9, -1);
@@ -225,7 +225,7 @@ TEST_CASE("sparse logits: planar and interleaved pages, each with its own reader
 
 TEST_CASE("sparse logits: garbage in page 0 and invalid positions change nothing") {
   using P = Fp8WithScale<64, 128>;
-  LogitsCase<P> c;
+  KeyCase<P> c;
   c.batch = 4, c.max_pages = 2, c.stride = 128, c.page_count = 4, c.heads = 2;
   c.pages.assign(static_cast<std::size_t>(P::page_bytes * 4), std::byte{0xFF});
   c.queries.resize(std::size_t{4} * 4 * 2 * 128);

@@ -14,14 +14,14 @@ struct LogitsCounts {
 
 namespace body {
 
-/// Everything that the sparse-logits kernels read and write. Plain values, to be passed by value to a kernel.
-template <LayoutPolicy P>
+/// Everything that the sparse-logits kernels read and write. Plain values, to be passed by value to a kernel; what the bytes of a page mean is
+/// the kernel's template argument.
 struct SparseLogitsArgs {
   const kstd::byte* pages = nullptr;  ///< of one layer
   kstd::int64_t page_stride = 0;      ///< bytes from page to page
   kstd::int32_t page_count = 0;
 
-  const void* queries = nullptr;  ///< [batch][next_n][heads][P::dim]
+  const void* queries = nullptr;  ///< [batch][next_n][heads][dim]
   Element query_element = Element::f32;
   const float* weights = nullptr;             ///< [batch][next_n][heads]
   const kstd::int32_t* page_table = nullptr;  ///< [batch][max_pages]; negative: no page
@@ -105,9 +105,8 @@ KVIRE_HD constexpr float relu(float x) {
 }
 
 /// The score of a position from its sum over heads; counts a NaN and turns it into -inf.
-template <LayoutPolicy P>
 KVIRE_HD constexpr float finish_logit(float scale, float sum, kstd::int64_t& nan_logits) {
-  if constexpr (scale_outside<P>) sum = mul_rn(scale, sum);
+  sum = mul_rn(scale, sum);
   if (!is_nan(sum)) return sum;
   ++nan_logits;
   return float_of(infinity_bits | sign_bit);
@@ -117,7 +116,7 @@ KVIRE_HD constexpr float finish_logit(float scale, float sum, kstd::int64_t& nan
 /// row. The order of every sum is fixed and part of the contract: fma over the elements of a key, ascending; then fma over heads,
 /// ascending; then the scale. So any other version that keeps this order for each token gives the same bits, whatever it computes side by side.
 template <LayoutPolicy P, LaneGroup G>
-KVIRE_HD LogitsCounts sparse_logits(G g, kstd::int64_t item, const SparseLogitsArgs<P>& args) {
+KVIRE_HD LogitsCounts sparse_logits(G g, kstd::int64_t item, const SparseLogitsArgs& args) {
   LogitsCounts counts;
   const kstd::int64_t row = item / args.max_pages;
   const kstd::int64_t first = item % args.max_pages * P::tokens_per_page;
@@ -151,7 +150,7 @@ KVIRE_HD LogitsCounts sparse_logits(G g, kstd::int64_t item, const SparseLogitsA
             for (int d = 0; d < P::dim; ++d) dot = fma_rn(args.query(head * P::dim + d), key[d], dot);
             sum = fma_rn(args.weights[head], relu(dot), sum);
           }
-          score = finish_logit<P>(scale, sum, nan_logits[lane]);
+          score = finish_logit(scale, sum, nan_logits[lane]);
         }
         args.scores[query_row * args.stride + first + token] = score;
       }

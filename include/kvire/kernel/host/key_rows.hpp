@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvire/kernel/body/sparse_logits.hpp>
+#include <kvire/kernel/host/level.hpp>
 #include <kvire/kernel/host/vectors.hpp>
 
 /// From stored keys to panels (kernel/host/panel.hpp): the vector version of body::key_elements, and the transposition.
@@ -127,6 +128,31 @@ KVIRE_TARGET_AVX2 void fill_panel(const PanelToken* token, int count, int tokens
 
 }  // namespace avx2
 #endif
+
+/// What the policy-independent part of host sparse logits needs of a policy: so that it is compiled once and not once a policy.
+struct KeyFormat {
+  int dim = 0;
+  int tokens_per_page = 0;
+  void (*fill)(const PanelToken* token, int count, int tokens, float* panel) = nullptr;
+  float (*outer_scale)(const kstd::byte* page, int token) = nullptr;
+  LogitsCounts (*plain)(kstd::int64_t item, const body::SparseLogitsArgs& args) = nullptr;  ///< body::sparse_logits
+};
+
+template <LayoutPolicy P>
+KeyFormat key_format(SimdLevel level) {
+  KeyFormat format;
+  format.dim = P::dim;
+  format.tokens_per_page = P::tokens_per_page;
+  format.fill = fill_panel<P>;
+#if KVIRE_X86_64
+  if (level == SimdLevel::avx2 || level == SimdLevel::avx512) format.fill = avx2::fill_panel<P>;
+#else
+  (void)level;
+#endif
+  format.outer_scale = body::outer_scale<P>;
+  format.plain = [](kstd::int64_t item, const body::SparseLogitsArgs& args) { return body::sparse_logits<P>(HostGroup<1>{}, item, args); };
+  return format;
+}
 
 }  // namespace simd
 KVIRE_NAMESPACE_END

@@ -16,23 +16,25 @@ KVIRE_NAMESPACE_BEGIN
 namespace simd {
 
 /// Sparse logits of all rows, on all cores. The arguments are checked already (kernel/sparse_logits.hpp does).
-template <LayoutPolicy P>
 class SparseLogits {
  public:
-  SparseLogits(const body::SparseLogitsArgs<P>& args, SimdLevel level) : args_(args), level_(level), kernel_(panel_kernel(level)) {}
+  SparseLogits(const body::SparseLogitsArgs& args, const KeyFormat& format, SimdLevel level)
+      : args_(args), format_(format), level_(level), kernel_(panel_kernel(level)) {}
 
-  /// Error exhausted: no memory for the packed queries.
+  /// Error exhausted: no memory for packed queries or keys.
   Status run(LogitsCounts& counts) {
     if (level_ == SimdLevel::plain) {
       parallel_for(args_.batch * args_.max_pages, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t item = begin; item < end; ++item) add(body::sparse_logits<P>(HostGroup<1>{}, item, args_));
+        for (std::int64_t item = begin; item < end; ++item) add(format_.plain(item, args_));
       });
     } else {
-      if (!pack_queries() || !cut_rows()) return Error{ErrorCode::exhausted, "sparse_logits: no memory for the packed queries"};
+      if (!pack_queries() || !cut_rows()) return no_memory();
+      std::atomic<bool> exhausted{false};
       parallel_for(first_panel_[args_.batch], panels_a_chunk, [&](std::int64_t begin, std::int64_t end) {
         const detail::StandardFloatMode mode;
-        score_panels(begin, end);
+        if (!score_panels(begin, end)) exhausted.store(true, std::memory_order_relaxed);
       });
+      if (exhausted) return no_memory();
     }
     counts.nan_logits += nan_logits_;
     counts.bad_pages += bad_pages_;
@@ -42,12 +44,19 @@ class SparseLogits {
  private:
   static constexpr std::int64_t panels_a_chunk = 8;
 
+  static Error no_memory() { return Error{ErrorCode::exhausted, "sparse_logits: no memory for packed queries or keys"}; }
+
+  static constexpr int line_floats = 16;
+  struct alignas(64) Line {
+    float values[line_floats];
+  };
+
   void add(const LogitsCounts& counts) {
     nan_logits_.fetch_add(counts.nan_logits, std::memory_order_relaxed);
     bad_pages_.fetch_add(counts.bad_pages, std::memory_order_relaxed);
   }
 
-  std::int64_t packed_row() const { return ceil_div<std::int64_t>(args_.heads, kernel_.heads) * kernel_.heads * P::dim; }
+  std::int64_t packed_row() const { return ceil_div<std::int64_t>(args_.heads, kernel_.heads) * kernel_.heads * format_.dim; }
 
   // [query row][block of heads][dim][heads of a block], zero beyond the last head.
   bool pack_queries() {
@@ -59,8 +68,8 @@ class SparseLogits {
       for (std::int64_t row = begin; row < end; ++row) {
         float* to = packed_.get() + row * packed_row();
         for (int h = 0; h < args_.heads; h += kernel_.heads) {
-          for (int d = 0; d < P::dim; ++d) {
-            for (int j = 0; j < kernel_.heads; ++j) *to++ = h + j < args_.heads ? args_.query((row * args_.heads + h + j) * P::dim + d) : 0.0F;
+          for (int d = 0; d < format_.dim; ++d) {
+            for (int j = 0; j < kernel_.heads; ++j) *to++ = h + j < args_.heads ? args_.query((row * args_.heads + h + j) * format_.dim + d) : 0.0F;
           }
         }
         short_queries_[row] = kernel_.wants_short_products && are_short(packed_.get() + row * packed_row(), packed_row());
@@ -78,58 +87,54 @@ class SparseLogits {
     return true;
   }
 
-  void score_panels(std::int64_t begin, std::int64_t end) {
+  bool score_panels(std::int64_t begin, std::int64_t end) {
+    const std::unique_ptr<Line[]> panel_memory(new (std::nothrow) Line[static_cast<std::size_t>(ceil_div(kernel_.tokens * format_.dim, line_floats))]);
+    if (!panel_memory) return false;
     LogitsCounts counts;
     std::int64_t row = std::upper_bound(first_panel_.get(), first_panel_.get() + args_.batch + 1, begin) - first_panel_.get() - 1;
     for (std::int64_t panel = begin; panel < end; ++panel) {
       while (panel >= first_panel_[row + 1]) ++row;
-      score_panel(row, (panel - first_panel_[row]) * kernel_.tokens, counts);
+      score_panel(row, (panel - first_panel_[row]) * kernel_.tokens, panel_memory[0].values, counts);
     }
     add(counts);
+    return true;
   }
 
-  void score_panel(std::int64_t row, std::int64_t first, LogitsCounts& counts) {
+  void score_panel(std::int64_t row, std::int64_t first, float* panel, LogitsCounts& counts) {
     const int count = static_cast<int>(std::min<std::int64_t>(kernel_.tokens, args_.longest(row) - first));
     PanelToken token[most_panel_tokens];
     float scale[most_panel_tokens];
     for (int t = 0; t < count;) {
-      const std::int64_t entry = (first + t) / P::tokens_per_page;
-      const int from = static_cast<int>((first + t) % P::tokens_per_page);
-      const int many = std::min(P::tokens_per_page - from, count - t);
+      const std::int64_t entry = (first + t) / format_.tokens_per_page;
+      const int from = static_cast<int>((first + t) % format_.tokens_per_page);
+      const int many = std::min(format_.tokens_per_page - from, count - t);
       const std::int32_t id = args_.page_table[row * args_.max_pages + entry];
       if (from == 0 && id >= args_.page_count) ++counts.bad_pages;
       const std::byte* page = id >= 0 && id < args_.page_count ? args_.page(id) : nullptr;
       for (int i = 0; i < many; ++i, ++t) {
         token[t] = {page, from + i};
-        scale[t] = page != nullptr ? body::outer_scale<P>(page, from + i) : 0.0F;
+        scale[t] = page != nullptr ? format_.outer_scale(page, from + i) : 0.0F;
       }
     }
 
-    alignas(64) float panel[P::dim * most_panel_tokens];
-    fill(token, count, panel);
-    const bool short_keys = kernel_.wants_short_products && are_short(panel, std::int64_t(P::dim) * kernel_.tokens);
+    format_.fill(token, count, kernel_.tokens, panel);
+    const bool short_keys = kernel_.wants_short_products && are_short(panel, std::int64_t(format_.dim) * kernel_.tokens);
     for (std::int32_t n = 0; n < args_.next_n; ++n) {
       const std::int64_t query_row = row * args_.next_n + n;
       const std::int64_t visible = std::min<std::int64_t>(count, args_.visible(row, n) - first);
       if (visible <= 0) continue;
       alignas(64) float sums[most_panel_tokens];
-      kernel_.sums(packed_.get() + query_row * packed_row(), args_.weights + query_row * args_.heads, panel, args_.heads, P::dim,
+      kernel_.sums(packed_.get() + query_row * packed_row(), args_.weights + query_row * args_.heads, panel, args_.heads, format_.dim,
                    short_keys && short_queries_[query_row], sums);
       float* scores = args_.scores + query_row * args_.stride + first;
       for (int t = 0; t < visible; ++t) {
-        scores[t] = token[t].page != nullptr ? body::finish_logit<P>(scale[t], sums[t], counts.nan_logits) : float_of(infinity_bits | sign_bit);
+        scores[t] = token[t].page != nullptr ? body::finish_logit(scale[t], sums[t], counts.nan_logits) : float_of(infinity_bits | sign_bit);
       }
     }
   }
 
-  void fill(const PanelToken* token, int count, float* panel) const {
-#if KVIRE_X86_64
-    if (level_ != SimdLevel::baseline) return avx2::fill_panel<P>(token, count, kernel_.tokens, panel);
-#endif
-    fill_panel<P>(token, count, kernel_.tokens, panel);
-  }
-
-  body::SparseLogitsArgs<P> args_;
+  body::SparseLogitsArgs args_;
+  KeyFormat format_;
   SimdLevel level_;
   PanelKernel kernel_;
   std::unique_ptr<float[]> packed_;
