@@ -17,7 +17,7 @@ template <class Backend, bool Known>
 struct PoolBackend {
   static_assert(Known,
                 "kvire [pool.not-a-backend]: the backend of a pool is kvire::Host or kvire::Cuda. Another type has no streams to order transfers by and no memory. "
-                "Fix: name one of the two, after the policy.");
+                "Fix: name one of the two, or leave it out where a default is given.");
 };
 template <class A, class B, kstd::int64_t PageBytesA, kstd::int64_t PageBytesB, int FirstDifferentSection, bool Same>
 struct SamePolicy {

@@ -24,7 +24,7 @@ struct alignas(64) Line {
 // Somebody else's buffer.
 struct Foreign {
   explicit Foreign(std::int64_t bytes) : lines(static_cast<std::size_t>(bytes / 64 + 1)) {}
-  std::byte* at(std::int64_t offset) { return lines.front().bytes + offset; }
+  std::byte* at(std::int64_t offset) { return reinterpret_cast<std::byte*>(lines.data()) + offset; }
   std::vector<Line> lines;
 };
 
