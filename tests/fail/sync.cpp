@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages reached past the gate, that must not compile.
+#include <kvire/layout/policies.hpp>
+#include <kvire/sync/gate.hpp>
+#include <kvire/sync/host.hpp>
+
+using namespace kvire;
+
+using Keys = Bf16Contiguous<64, 128>;
+
+// A kernel of the user's own, with the checks that every kernel has.
+template <class Lease>
+void scale_by_two(const Lease& lease, Stream<Host>& stream) {
+  static_assert(require_write_lease<Lease>());
+  if constexpr (is_write_lease<Lease>) launch(stream, [](auto) {}, lease);
+}
+
+Status good(const Step<Host>& step, DevicePool<Keys, Host>& pool, std::span<const DevicePage> pages, Stream<Host>& stream) {
+  auto lease = step.write(pool, EntrySlot(0), pages);
+  if (!lease.ok()) return lease.error();
+  scale_by_two(lease.value(), stream);
+  launch(stream, [](ConstPageView<Keys, Host>) {}, step.read(pool, EntrySlot(0)).value());
+  return {};
+}
+
+#if KVIRE_FAIL == 1  // expect: sync.no-lease
+// A raw view: nothing says that its load has landed.
+void bad(PageView<Keys, Host> view, Stream<Host>& stream) { scale_by_two(view, stream); }
+#elif KVIRE_FAIL == 2  // expect: sync.no-lease
+// The pool itself.
+void bad(DevicePool<Keys, Host>& pool, Stream<Host>& stream) {
+  launch(stream, [](auto) {}, pool);
+}
+#elif KVIRE_FAIL == 3  // expect: sync.read-only
+void bad(const ReadLease<Keys, Host>& lease, Stream<Host>& stream) { scale_by_two(lease, stream); }
+#elif KVIRE_FAIL == 4  // expect: sync.same-backend
+void bad(const Step<Host>& step, const PagePool<Keys, Cuda, DeviceSide>& pool) { (void)step.read(pool, EntrySlot(0)); }
+#elif KVIRE_FAIL == 5  // expect: base.id-space
+// A model layer where the pool counts its own.
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool) {
+  EntrySlot slot = LayerId(7);
+  (void)step.read(pool, slot);
+}
+#endif

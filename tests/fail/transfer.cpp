@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers between what does not belong together, that must not compile.
+#include <kvire/layout/policies.hpp>
+#include <kvire/transfer/bundle.hpp>
+#include <kvire/transfer/migrate.hpp>
+
+using namespace kvire;
+
+using Keys = Bf16Contiguous<64, 128>;
+using Fp8 = Fp8WithScale<64, 128>;
+template <class P>
+using Device = DevicePool<P, Host>;
+template <class P>
+using Mirror = HostPool<P, Host>;
+using Pairs = PagePlan<HostPage, DevicePage>;
+
+struct Schedule {
+  static constexpr int layers = 2;
+  KVIRE_HD static constexpr int ratio(int) { return 4; }
+};
+struct Latent : CacheEntry<KvPages<64, 1, 64>, space::Full, Tokens<4>> {
+  static constexpr const char* name = "latent";
+};
+struct IndexK : CacheEntry<Keys, space::Full, Tokens<4>> {
+  static constexpr const char* name = "index_k";
+};
+using Both = CacheBundle<Schedule, Latent, IndexK>;
+using LatentOnly = CacheBundle<Schedule, Latent>;
+
+void good(Mirror<Keys>& host, Device<Keys>& device, Device<Fp8>& other, const Pairs& pairs, Stream<Host>& stream) {
+  (void)load(host, device, pairs, stream);
+  (void)migrate(device, other, PagePlan<DevicePage, DevicePage>{}, stream);
+}
+void good(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<Both>& plan, Stream<Host>& stream) {
+  (void)load(host, device, plan, stream);
+  (void)backup(device, host, plan, stream);
+}
+
+#if KVIRE_FAIL == 1  // expect: transfer.same-policy
+// The host pool was sized by another formula: 8,448 bytes a page against 16,384.
+void bad(Mirror<Fp8>& host, Device<Keys>& device, const Pairs& pairs, Stream<Host>& stream) { (void)load(host, device, pairs, stream); }
+#elif KVIRE_FAIL == 2  // expect: transfer.same-policy
+// The same size in another order.
+void bad(Device<Fp8>& device, Mirror<Fp8WithScaleInterleaved<64, 128>>& host, const Pairs& pairs, Stream<Host>& stream) {
+  (void)backup(device, host, pairs, stream);
+}
+#elif KVIRE_FAIL == 3  // expect: transfer.same-bundle
+// A host side that was built before the model had index keys.
+void bad(HostBundlePool<LatentOnly, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<Both>& plan, Stream<Host>& stream) {
+  (void)load(host, device, plan, stream);
+}
+#elif KVIRE_FAIL == 4  // expect: transfer.same-bundle
+// A plan that was made for the latents alone.
+void bad(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<LatentOnly>& plan, Stream<Host>& stream) {
+  (void)load(host, device, plan, stream);
+}
+#elif KVIRE_FAIL == 5  // expect: transfer.whole-bundle
+// Bare pages do not say which spaces and entries they are of.
+void bad(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const Pairs& pairs, Stream<Host>& stream) {
+  (void)backup(device, host, pairs, stream);
+}
+#elif KVIRE_FAIL == 6  // expect: base.id-space
+// Host and device ids in the wrong order.
+void bad(Pairs& pairs) { pairs.first.push_back(DevicePage(3)); }
+#elif KVIRE_FAIL == 7  // expect: transfer.same-backend
+void bad(Mirror<Keys>& host, PagePool<Keys, Cuda, DeviceSide>& device, const Pairs& pairs, Stream<Host>& stream) {
+  (void)load(host, device, pairs, stream);
+}
+#elif KVIRE_FAIL == 8  // expect: transfer.migrate-shape
+void bad(Device<Keys>& from, Device<Fp8WithScale<32, 128>>& to, Stream<Host>& stream) {
+  (void)migrate(from, to, PagePlan<DevicePage, DevicePage>{}, stream);
+}
+#elif KVIRE_FAIL == 9  // expect: transfer.migrate-content
+// V3.2 keys turn other dims than V4 keys: the numbers would decode and mean something else.
+void bad(Device<Bf16Contiguous<64, 128, content::RopeHead64>>& from, Device<Bf16Contiguous<64, 128, content::RopeTail64Hadamard128>>& to,
+         Stream<Host>& stream) {
+  (void)migrate(from, to, PagePlan<DevicePage, DevicePage>{}, stream);
+}
+#endif
