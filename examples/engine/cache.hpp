@@ -119,6 +119,9 @@ class Cache {
 
   /// Issues the loads that acquire() asked for and begins a step that depends on them.
   kvire::Result<StepIo> begin(const Batch& batch) {
+    keep_reserve<Full>();
+    keep_reserve<Window>();
+    if (!failure_.ok()) return failure_.error();
     auto step = tiers_->begin();
     if (!step) return step.error();
     return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, options_.index_heads);
@@ -162,8 +165,14 @@ class Cache {
   kvire::PageRef<kvire::DevicePage> take() {
     for (;;) {
       if (auto page = tiers_->template allocate<Space>()) return page;
-      if (!evict<Space>() && !tiers_->wait_for_backup()) return {};
+      if (!tiers_->wait_for_backup() && !evict<Space>()) return {};
     }
+  }
+
+  // Evicts ahead of need, so that the copies run while the step computes.
+  template <class Space>
+  void keep_reserve() {
+    if (tiers_->template free_pages<Space>() < std::min<std::int64_t>(4, options_.device_pages / 8)) evict<Space>();
   }
 
   // Blocks with a page of the space on a side that nobody needs, least recently used first, children before their parents.
@@ -189,10 +198,12 @@ class Cache {
     for (Block* block : victims) {
       Place& p = place<Space>(*block);
       if (!p.host && (p.host = take_host<Space>())) tiers_->template backup<Space>(p.host, p.device);
-      p.device = {};
-      p.from_host = false;
     }
-    tiers_->issue_backups();
+    if (auto status = tiers_->issue_backups(); !status.ok() && failure_.ok()) failure_ = status;
+    for (Block* block : victims) {
+      place<Space>(*block).device = {};
+      place<Space>(*block).from_host = false;
+    }
     return !victims.empty();
   }
 
@@ -213,6 +224,7 @@ class Cache {
   PrefixIndex index_;
   std::vector<std::weak_ptr<Block>> blocks_;
   std::uint64_t clock_ = 0;
+  kvire::Status failure_;
 };
 
 }  // namespace engine

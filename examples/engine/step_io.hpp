@@ -2,13 +2,19 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <type_traits>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <kvire/codec/float_bits.hpp>
 #include <kvire/codec/row.hpp>
 #include <kvire/kernel/sparse_logits.hpp>
+#include <kvire/kernel/store.hpp>
 #include <kvire/kernel/top_k.hpp>
 
 #include "batch.hpp"
@@ -67,22 +73,16 @@ class StepIo {
   void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots) {
     using P = typename Entry::policy;
     if (!status_.ok() || slots.empty()) return;
-    [[maybe_unused]] constexpr bool compressed_latent = std::is_same_v<Entry, typename Entries::C4Latent> || std::is_same_v<Entry, typename Entries::C128Latent>;
+    constexpr bool compressed_latent = std::is_same_v<Entry, typename Entries::C4Latent> || std::is_same_v<Entry, typename Entries::C128Latent>;
     auto lease = write<Entry>(layer);
     if (!lease.ok()) return keep(lease);
-    kvire::launch(
-        step_.stream(),
-        [rows, slots](const auto& view) {
-          kvire::parallel_for(static_cast<std::int64_t>(slots.size()), 4, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-              const std::int64_t slot = slots[static_cast<std::size_t>(i)];
-              if (slot < 0) continue;
-              kvire::encode_row<P>(rows + i * P::dim, view.page(static_cast<std::int32_t>(slot / P::tokens_per_page)), static_cast<int>(slot % P::tokens_per_page),
-                                   {.bf16_round_trip = compressed_latent});
-            }
-          });
-        },
-        lease.value());
+    const auto& kept = slots_.emplace_back(slots);
+    expected_ += std::count_if(kept.begin(), kept.end(), [](std::int64_t slot) { return slot >= 0; });
+    kvire::StoreOptions options;
+    options.row.bf16_round_trip = compressed_latent;
+    options.counts = counts_.get();
+    keep(kvire::store<P>(kvire::Rows(rows, static_cast<std::int64_t>(kept.size())), kept.data(), lease.value(), step_.stream(),
+                         options));
   }
 
   /// Index scores and top-k of every row. The keys' policy decides the queries: fp8 keys meet fp8 queries, whose scale moves into the head's
@@ -118,7 +118,11 @@ class StepIo {
     auto stream = step_.stream().synchronize();
     keep(step_.status());
     keep(stream);
-    tiers_->finish_step();
+    keep(tiers_->finish_step());
+    if (status_.ok() && counts_->stored != expected_) {
+      status_ = kvire::Error{kvire::ErrorCode::failed, fmt::format("{} rows were stored, {} should have been: a slot is not one of the step's pages",
+                                                                   counts_->stored, expected_)};
+    }
     return status_;
   }
 
@@ -194,6 +198,9 @@ class StepIo {
   int index_heads_;
   kvire::Status status_;
   std::vector<kvire::DevicePage> full_, window_, request_;  // pages that the step writes
+  std::deque<std::vector<std::int64_t>> slots_;  // of queued stores
+  std::unique_ptr<kvire::StoreCounts> counts_ = std::make_unique<kvire::StoreCounts>();
+  std::int64_t expected_ = 0;
   std::vector<unsigned char> codes_;
   std::vector<float> weights_, scores_;
   std::vector<std::int32_t> tables_, lengths_;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include <kvire/pool/bundle_pool.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/sync/gate.hpp>
 #include <kvire/sync/host.hpp>
+#include <kvire/transfer/bundle.hpp>
 
 #include "tamper.hpp"
 
@@ -53,15 +55,21 @@ class Tiers {
       if (!mirror.ok()) return mirror.error();
       host = std::move(mirror).value();
     }
+    auto faults = FaultHooks::make();
     auto compute = Stream::make({.name = "compute"});
-    if (!compute.ok()) return compute.error();
-    return std::unique_ptr<Tiers>(new Tiers(sizes, std::move(device).value(), std::move(host), std::move(compute).value(), std::move(tamper)));
+    auto loads = Stream::make({.name = "load", .faults = faults});
+    auto backups = Stream::make({.name = "backup"});
+    for (const auto* stream : {&compute, &loads, &backups}) {
+      if (!stream->ok()) return stream->error();
+    }
+    return std::unique_ptr<Tiers>(new Tiers(sizes, std::move(device).value(), std::move(host), std::move(faults), std::move(compute).value(),
+                                            std::move(loads).value(), std::move(backups).value(), std::move(tamper)));
   }
 
   Device& device() { return device_; }
   std::int64_t host_pages() const { return sizes_.host_pages; }
-  std::int64_t bytes_to_host() const { return bytes_to_host_; }
-  std::int64_t bytes_to_device() const { return bytes_to_device_; }
+  std::int64_t bytes_to_host() const { return to_host_->bytes(); }
+  std::int64_t bytes_to_device() const { return to_device_->bytes(); }
   bool skips_gate() const { return tamper_ != nullptr && tamper_->skips_gate(); }
 
   /// A page, or an empty reference if there is none.
@@ -77,38 +85,85 @@ class Tiers {
   }
 
   template <class Space>
+  std::int64_t free_pages() {
+    return device_.template ledger<Space>().free_pages();
+  }
+
+  /// Notes a page for the round's load. The host page stays owned until the load holds it.
+  template <class Space>
   void load(const HostRef& from, const DeviceRef& to) {
     loads_.template of<Space>().push_back({from.id(), to.id()});
     held_.push_back(from);
   }
+  /// Notes a page for the next backup; `issue_backups` follows before the references go.
   template <class Space>
   void backup(const HostRef& to, const DeviceRef& from) {
     backups_.template of<Space>().push_back({to.id(), from.id()});
-    held_.push_back(to);
   }
-  void issue_backups() {
-    if (backups_.empty()) return;
-    copy(backups_, false);
-    if (tamper_) tamper_->after_backup(*this, backups_);
-    backups_ = {};
-  }
-  bool wait_for_backup() { return false; }
 
-  kvire::Result<kvire::Step<kvire::Host>> begin() {
-    if (!loads_.empty()) {
-      if (tamper_) tamper_->before_load(*this, loads_);
-      copy(loads_, true);
-      if (tamper_) tamper_->after_load(*this, loads_);
-      loads_ = {};
+  /// Sends the noted pages to the host, asynchronously; the transfer owns them until it has read them.
+  kvire::Status issue_backups() {
+    if (backups_.empty()) return {};
+    auto ticket = kvire::backup(device_, *host_, plan_of(backups_), backup_stream_, {.name = "backup", .stats = to_host_});
+    if (!ticket.ok()) return ticket.error();
+    under_way_.push_back(std::move(ticket).value());
+    if (tamper_) {
+      if (auto status = under_way_.back().wait(); !status.ok()) return status;
+      tamper_->after_backup(*this, backups_);
     }
-    held_.clear();
-    return gate_.begin({}, compute_);
+    backups_ = {};
+    return {};
   }
 
-  void finish_step() {
-    if (tamper_) tamper_->after_step(*this);
+  /// Waits for the oldest backup under way, so that its device pages become free. False if there is none.
+  bool wait_for_backup() {
+    if (under_way_.empty()) return false;
+    const auto status = under_way_.front().wait();
+    if (!status.ok() && failure_.ok()) failure_ = status;
+    under_way_.pop_front();
+    return true;
   }
-  kvire::Status finish() { return {}; }
+
+  /// Issues the load of the noted pages and begins a step that depends on it: each layer's kernels wait, on their stream, for that layer.
+  kvire::Result<kvire::Step<kvire::Host>> begin() {
+    if (!failure_.ok()) return failure_.error();
+    if (loads_.empty()) return gate_.begin({}, compute_);
+    if (skips_gate()) {
+      hold_ = kvire::CopyHold::make();
+      faults_->set([hold = hold_](const kvire::CopyInfo&) { return kvire::Fault::hold(hold); });
+    }
+    if (tamper_) tamper_->before_load(*this, loads_);
+    auto ticket = kvire::load(*host_, device_, plan_of(loads_), load_stream_, {.name = "load", .stats = to_device_});
+    if (!ticket.ok()) return ticket.error();
+    loading_ = std::move(ticket).value();
+    if (tamper_ && !skips_gate()) {
+      if (auto status = loading_.wait(); !status.ok()) return status.error();
+      tamper_->after_load(*this, loads_);
+    }
+    loads_ = {};
+    held_.clear();
+    return skips_gate() ? gate_.begin({}, compute_) : gate_.begin({loading_}, compute_);
+  }
+
+  /// After the step's kernels have run.
+  kvire::Status finish_step() {
+    if (hold_) {
+      hold_->release();
+      faults_->set({});
+      hold_.reset();
+    }
+    kvire::Status status;
+    if (loading_) status = loading_.wait();
+    loading_ = {};
+    if (tamper_) tamper_->after_step(*this);
+    return status;
+  }
+
+  kvire::Status finish() {
+    while (wait_for_backup()) {
+    }
+    return failure_;
+  }
 
   /// Layers of an entry.
   template <class Entry>
@@ -126,35 +181,40 @@ class Tiers {
   }
 
  private:
-  Tiers(const TierSizes& sizes, Device device, std::optional<HostTier> host, Stream compute, std::unique_ptr<Tamper<IndexKey>> tamper)
-      : sizes_(sizes), device_(std::move(device)), host_(std::move(host)), tamper_(std::move(tamper)), compute_(std::move(compute)) {}
+  Tiers(const TierSizes& sizes, Device device, std::optional<HostTier> host, std::shared_ptr<kvire::FaultHooks> faults, Stream compute, Stream loads,
+        Stream backups, std::unique_ptr<Tamper<IndexKey>> tamper)
+      : sizes_(sizes),
+        device_(std::move(device)),
+        host_(std::move(host)),
+        tamper_(std::move(tamper)),
+        faults_(std::move(faults)),
+        compute_(std::move(compute)),
+        load_stream_(std::move(loads)),
+        backup_stream_(std::move(backups)) {}
 
-  void copy(const Moves& moves, bool to_device) {
-    Entries::for_each([&]<class Entry>() {
-      if constexpr (!std::is_same_v<typename Entry::space, kvire::space::Request>) {
-        for (int s = 0; s < slots<Entry>(); ++s) {
-          const auto d = raw_device<Entry>(kvire::EntrySlot(s));
-          const auto h = raw_host<Entry>(kvire::EntrySlot(s));
-          for (const auto& p : moves.template of<typename Entry::space>()) {
-            std::byte* a = d.page(p.device.value);
-            std::byte* b = h.page(p.host.value);
-            std::memcpy(to_device ? a : b, to_device ? b : a, Entry::policy::page_bytes);
-            (to_device ? bytes_to_device_ : bytes_to_host_) += Entry::policy::page_bytes;
-          }
-        }
-      }
-    });
+  static kvire::BundlePlan<Entries> plan_of(const Moves& moves) {
+    kvire::BundlePlan<Entries> plan;
+    for (const auto& pair : moves.full) plan.template add<kvire::space::Full>(pair.host, pair.device);
+    for (const auto& pair : moves.window) plan.template add<kvire::space::Window>(pair.host, pair.device);
+    return plan;
   }
 
   const TierSizes sizes_;
   Device device_;
   std::optional<HostTier> host_;
   std::unique_ptr<Tamper<IndexKey>> tamper_;
+  std::shared_ptr<kvire::FaultHooks> faults_;
+  std::shared_ptr<kvire::CopyHold> hold_;
+  std::shared_ptr<kvire::TransferStats> to_host_ = std::make_shared<kvire::TransferStats>();
+  std::shared_ptr<kvire::TransferStats> to_device_ = std::make_shared<kvire::TransferStats>();
   kvire::Gate<kvire::Host> gate_;
   Moves loads_, backups_;
   std::vector<HostRef> held_;
-  std::int64_t bytes_to_host_ = 0, bytes_to_device_ = 0;
-  Stream compute_;  // last: it ends before what its work refers to
+  std::deque<kvire::Ticket<kvire::Host>> under_way_;  // backups
+  kvire::Ticket<kvire::Host> loading_;
+  kvire::Status failure_;
+  // Last: streams end before what their work refers to.
+  Stream compute_, load_stream_, backup_stream_;
 };
 
 }  // namespace engine
