@@ -56,10 +56,12 @@
 #define KVIRE_INLINE inline __attribute__((always_inline))
 #define KVIRE_NOINLINE __attribute__((noinline))
 #define KVIRE_GNU 1
+#define KVIRE_PREFETCH_WRITE(address) __builtin_prefetch((address), 1)
 #else
 #define KVIRE_INLINE inline
 #define KVIRE_NOINLINE
 #define KVIRE_GNU 0
+#define KVIRE_PREFETCH_WRITE(address) ((void)(address))
 #endif
 
 #if defined(__clang__) && !KVIRE_CUDA_COMPILER

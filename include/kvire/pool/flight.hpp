@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include <kvire/exec/backend.hpp>

@@ -3,7 +3,6 @@
 
 #include <span>
 
-#include <kvire/memory/host.hpp>
 #include <kvire/pool/flight.hpp>
 #include <kvire/pool/page_ref.hpp>
 
@@ -57,7 +56,9 @@ class PageLedger {
   /// `pages` counts the null page: ids are below it. Errors: invalid_argument if there is no other; exhausted if 20 bytes a page are not to be had.
   static Result<PageLedger> make(std::string name, std::int64_t pages) {
     if (auto ok = check_pages(name, pages); !ok.ok()) return ok.error();
-    return PageLedger(new State(std::move(name), PageId::tag::name, static_cast<std::int32_t>(pages), false));
+    auto tables = State::Tables::make(pages);
+    if (!tables.ok()) return no_tables(name, tables.error());
+    return PageLedger(new State(std::move(name), PageId::tag::name, std::move(tables).value(), false));
   }
 
   /// A ledger over pages that another engine's allocator owns: holds, leases and transfers work, `allocate` is refused. The allocator is
@@ -73,7 +74,9 @@ class PageLedger {
     };
     const std::int64_t pages = allocator.pages();
     if (auto ok = check_pages(name, pages); !ok.ok()) return ok.error();
-    auto* state = new State(std::move(name), PageId::tag::name, static_cast<std::int32_t>(pages), true);
+    auto tables = State::Tables::make(pages);
+    if (!tables.ok()) return no_tables(name, tables.error());
+    auto* state = new State(std::move(name), PageId::tag::name, std::move(tables).value(), true);
     state->outside = std::make_unique<Outside>(std::move(allocator));
     return PageLedger(state);
   }
@@ -231,13 +234,11 @@ class PageLedger {
   }
 
   static Status check_pages(const std::string& name, std::int64_t pages) {
-    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) {
-      constexpr auto bytes_a_page = static_cast<std::int64_t>(sizeof(detail::LedgerCore::Record) + sizeof(std::int32_t));
-      return detail::check_available("pool " + name + ", page ledger", pages * bytes_a_page);
-    }
+    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) return {};
     return Error{ErrorCode::invalid_argument, "pool " + name + ": " + std::to_string(pages) +
                                                   " pages; a pool has the null page and at least one other, and ids below 2147483647"};
   }
+  static Error no_tables(const std::string& name, const Error& error) { return {error.code, "pool " + name + ", page ledger: " + error.message}; }
   Error exhausted(std::int64_t n) const {
     if (state_->external()) return {ErrorCode::unsupported, "pool " + name() + ": its pages are allocated by their owner, not by the pool"};
     const auto counts = state_->counts();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <kvire/base/ids.hpp>
 #include <kvire/base/result.hpp>
+#include <kvire/pool/spin_lock.hpp>
+#include <kvire/pool/table.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -26,40 +26,50 @@ class PageMemory {
 
 namespace detail {
 
-/// A lock for a handful of instructions. Yields when it has to wait for long: the holder may have lost its core.
-class SpinLock {
- public:
-  void lock() {
-    for (int spins = 0; held_.exchange(true, std::memory_order_acquire);) {
-      while (held_.load(std::memory_order_relaxed)) {
-        if (++spins % 64 == 0) std::this_thread::yield();
-      }
-    }
-  }
-  void unlock() { held_.store(false, std::memory_order_release); }
-
- private:
-  std::atomic<bool> held_{false};
-};
-
 /// The part of a ledger that does not depend on id types or backends: one record a page, a stack of free ids, and the count of everything
 /// that points here (ledger handles, page references, holds). The last of those destroys it, and the memory with it.
 class LedgerCore {
+  // Eight bytes a page are touched when it is allocated and freed; the rest has a table of its own, which stays out of the cache.
+  struct Life {
+    std::uint32_t generation;
+    std::uint32_t owners : 31;
+    std::uint32_t held : 1;  // holds > 0
+  };
+  struct Rare {
+    std::int32_t raw;
+    std::int32_t holds;
+  };
+
  public:
+  /// What a ledger of `pages` pages looks up by id: made apart, since it can fail.
+  struct Tables {
+    Table<Life> lives;
+    Table<Rare> rare;
+    Table<std::int32_t> free;
+    static Result<Tables> make(std::int64_t pages) {
+      auto lives = Table<Life>::make(pages);
+      auto rare = Table<Rare>::make(pages);
+      auto free = Table<std::int32_t>::make(pages);
+      if (!lives.ok()) return lives.error();
+      if (!rare.ok()) return rare.error();
+      if (!free.ok()) return free.error();
+      return Tables{std::move(lives).value(), std::move(rare).value(), std::move(free).value()};
+    }
+  };
+
   /// `external`: another allocator owns the pages; only holds are counted here and no page is ever handed out.
-  LedgerCore(std::string name, const char* id_name, std::int32_t pages, bool external)
-      : external_(external), name_(std::move(name)), id_name_(id_name), records_(static_cast<std::size_t>(pages)) {
+  LedgerCore(std::string name, const char* id_name, Tables tables, bool external)
+      : external_(external), pages_(static_cast<std::int32_t>(tables.lives.size())), name_(std::move(name)), id_name_(id_name), tables_(std::move(tables)) {
     if (external) return;
-    free_.reserve(static_cast<std::size_t>(pages));
     // Lowest ids first, as a stack; page 0 is the null page and is never on it.
-    for (std::int32_t page = pages - 1; page > null_page; --page) free_.push_back(page);
+    for (std::int32_t page = pages_ - 1; page > null_page; --page) tables_.free[free_count_++] = page;
   }
   LedgerCore(const LedgerCore&) = delete;
   LedgerCore& operator=(const LedgerCore&) = delete;
   virtual ~LedgerCore() = default;
 
   const std::string& name() const { return name_; }
-  std::int32_t pages() const { return static_cast<std::int32_t>(records_.size()); }
+  std::int32_t pages() const { return pages_; }
   bool external() const { return external_; }
 
   // Everything that points here.
@@ -78,13 +88,11 @@ class LedgerCore {
   /// Takes a free page for one new owner; -1 if there is none. The owner is an anchor.
   std::int32_t take() {
     lock_.lock();
-    if (free_.empty()) {
+    if (free_count_ == 0) {
       lock_.unlock();
       return -1;
     }
-    const std::int32_t page = free_.back();
-    free_.pop_back();
-    at(page).owners = 1;
+    const std::int32_t page = pop();
     ++anchors_;
     lock_.unlock();
     return page;
@@ -93,15 +101,11 @@ class LedgerCore {
   /// Takes `n` pages or none.
   bool take(std::int32_t n, std::int32_t* out) {
     lock_.lock();
-    if (static_cast<std::size_t>(n) > free_.size()) {
+    if (n > free_count_) {
       lock_.unlock();
       return false;
     }
-    for (std::int32_t i = 0; i < n; ++i) {
-      out[i] = free_.back();
-      free_.pop_back();
-      at(out[i]).owners = 1;
-    }
+    for (std::int32_t i = 0; i < n; ++i) out[i] = pop();
     anchors_ += n;
     lock_.unlock();
     return true;
@@ -139,7 +143,7 @@ class LedgerCore {
   /// Turns an owner's reference into a raw id, which must be given back with remove_raw. Raw ids do not keep the ledger alive.
   void to_raw(std::int32_t page) {
     lock_.lock();
-    ++at(page).raw;
+    ++rare(page).raw;
     const bool last = --anchors_ == 0;
     lock_.unlock();
     if (last) delete this;
@@ -163,7 +167,7 @@ class LedgerCore {
   };
   Record record(std::int32_t page) {
     lock_.lock();
-    const Record copy = at(page);
+    const Record copy{at(page).generation, static_cast<std::int32_t>(at(page).owners), rare(page).raw, rare(page).holds};
     lock_.unlock();
     return copy;
   }
@@ -174,7 +178,7 @@ class LedgerCore {
   };
   Counts counts() {
     lock_.lock();
-    const Counts c{static_cast<std::int32_t>(free_.size()), draining_};
+    const Counts c{free_count_, draining_};
     lock_.unlock();
     return c;
   }
@@ -191,7 +195,10 @@ class LedgerCore {
       lock_.unlock();
       return error;
     }
-    for (std::size_t i = 0; i < n; ++i) ++at(page[i]).holds;
+    for (std::size_t i = 0; i < n; ++i) {
+      ++rare(page[i]).holds;
+      at(page[i]).held = 1;
+    }
     ++anchors_;
     lock_.unlock();
     return {};
@@ -201,8 +208,9 @@ class LedgerCore {
   void unpin(const std::int32_t* page, std::size_t n) {
     lock_.lock();
     for (std::size_t i = 0; i < n; ++i) {
-      Record& r = at(page[i]);
-      if (--r.holds == 0 && r.owners == 0 && !external_) {
+      if (--rare(page[i]).holds > 0) continue;
+      at(page[i]).held = 0;
+      if (at(page[i]).owners == 0 && !external_) {
         --draining_;
         make_free(page[i]);
       }
@@ -221,7 +229,18 @@ class LedgerCore {
   std::string prefix(std::int32_t page) const { return "pool " + name_ + ": " + id_name_ + " " + std::to_string(page) + " "; }
 
  private:
-  Record& at(std::int32_t page) { return records_[static_cast<std::size_t>(page)]; }
+  Life& at(std::int32_t page) { return tables_.lives[page]; }
+  Rare& rare(std::int32_t page) { return tables_.rare[page]; }
+
+  // The next free page, owned once. Under the lock.
+  std::int32_t pop() {
+    const std::int32_t page = tables_.free[--free_count_];
+    at(page).owners = 1;
+    // The stack ends up in random order, and every page's record would be a cache miss: ask for that of a page some steps ahead.
+    constexpr std::int32_t ahead = 6;
+    if (free_count_ > ahead) KVIRE_PREFETCH_WRITE(&at(tables_.free[free_count_ - ahead]));
+    return page;
+  }
 
   Error not_owned(std::int32_t page) {
     if (at(page).generation == 0) return {ErrorCode::invalid_argument, prefix(page) + "was never allocated"};
@@ -230,10 +249,10 @@ class LedgerCore {
 
   // True if the page is free now. Under the lock.
   bool drop_owner(std::int32_t page) {
-    Record& r = at(page);
-    if (--r.owners > 0) return false;
-    ++r.generation;
-    if (r.holds == 0) return true;
+    Life& life = at(page);
+    if (--life.owners > 0) return false;
+    ++life.generation;
+    if (life.held == 0) return true;
     ++draining_;
     return false;
   }
@@ -245,20 +264,19 @@ class LedgerCore {
       for (const auto& memory : memories_) memory->page_freed(page);
       lock_.lock();
     }
-    free_.push_back(page);
+    tables_.free[free_count_++] = page;
   }
 
   Status raw(std::int32_t page, bool to_reference) {
     if (auto ok = check_id(page); !ok.ok()) return ok;
     lock_.lock();
-    Record& r = at(page);
-    if (r.raw == 0) {
-      const Error error = r.owners == 0 ? not_owned(page)
+    if (rare(page).raw == 0) {
+      const Error error = at(page).owners == 0 ? not_owned(page)
                                         : Error{ErrorCode::invalid_argument, prefix(page) + "is owned by page references, not by a raw id"};
       lock_.unlock();
       return error;
     }
-    --r.raw;
+    --rare(page).raw;
     if (to_reference) {
       ++anchors_;
     } else if (drop_owner(page)) {
@@ -271,12 +289,13 @@ class LedgerCore {
   SpinLock lock_;
   std::int64_t anchors_ = 0;
   std::int32_t draining_ = 0;
+  std::int32_t free_count_ = 0;
   bool wants_freed_ = false;
   const bool external_;
+  const std::int32_t pages_;
   std::string name_;
   const char* id_name_;
-  std::vector<Record> records_;
-  std::vector<std::int32_t> free_;
+  Tables tables_;
   std::vector<std::shared_ptr<PageMemory>> memories_;
 };
 
