@@ -29,33 +29,8 @@ namespace detail {
 /// The part of a ledger that does not depend on id types or backends: one record a page, a stack of free ids, and the count of everything
 /// that points here (ledger handles, page references, holds). The last of those destroys it, and the memory with it.
 class LedgerCore {
-  // Eight bytes a page are touched when it is allocated and freed; the rest has a table of its own, which stays out of the cache.
-  struct Life {
-    std::uint32_t generation;
-    std::uint32_t owners : 31;
-    std::uint32_t held : 1;  // holds > 0
-  };
-  struct Rare {
-    std::int32_t raw;
-    std::int32_t holds;
-  };
-
  public:
-  /// What a ledger of `pages` pages looks up by id: made apart, since it can fail.
-  struct Tables {
-    Table<Life> lives;
-    Table<Rare> rare;
-    Table<std::int32_t> free;
-    static Result<Tables> make(std::int64_t pages) {
-      auto lives = Table<Life>::make(pages);
-      auto rare = Table<Rare>::make(pages);
-      auto free = Table<std::int32_t>::make(pages);
-      if (!lives.ok()) return lives.error();
-      if (!rare.ok()) return rare.error();
-      if (!free.ok()) return free.error();
-      return Tables{std::move(lives).value(), std::move(rare).value(), std::move(free).value()};
-    }
-  };
+  using Tables = LedgerTables;
 
   /// `external`: another allocator owns the pages; only holds are counted here and no page is ever handed out.
   LedgerCore(std::string name, const char* id_name, Tables tables, bool external)
@@ -229,8 +204,8 @@ class LedgerCore {
   std::string prefix(std::int32_t page) const { return "pool " + name_ + ": " + id_name_ + " " + std::to_string(page) + " "; }
 
  private:
-  Life& at(std::int32_t page) { return tables_.lives[page]; }
-  Rare& rare(std::int32_t page) { return tables_.rare[page]; }
+  LedgerTables::Life& at(std::int32_t page) { return tables_.lives[page]; }
+  LedgerTables::Rare& rare(std::int32_t page) { return tables_.rare[page]; }
 
   // The next free page, owned once. Under the lock.
   std::int32_t pop() {
@@ -249,7 +224,7 @@ class LedgerCore {
 
   // True if the page is free now. Under the lock.
   bool drop_owner(std::int32_t page) {
-    Life& life = at(page);
+    LedgerTables::Life& life = at(page);
     if (--life.owners > 0) return false;
     ++life.generation;
     if (life.held == 0) return true;

@@ -37,6 +37,34 @@ class Table {
   std::int64_t size_ = 0;
 };
 
+/// What a ledger looks up by page id: made apart, since it can fail.
+struct LedgerTables {
+  // Eight bytes a page are touched when it is allocated and freed; the rest has a table of its own, which stays out of the cache.
+  struct Life {
+    std::uint32_t generation;
+    std::uint32_t owners : 31;
+    std::uint32_t held : 1;  // holds > 0
+  };
+  struct Rare {
+    std::int32_t raw;
+    std::int32_t holds;
+  };
+
+  Table<Life> lives;
+  Table<Rare> rare;
+  Table<std::int32_t> free;
+
+  static Result<LedgerTables> make(std::int64_t pages) {
+    auto lives = Table<Life>::make(pages);
+    auto rare = Table<Rare>::make(pages);
+    auto free = Table<std::int32_t>::make(pages);
+    if (!lives.ok()) return lives.error();
+    if (!rare.ok()) return rare.error();
+    if (!free.ok()) return free.error();
+    return LedgerTables{std::move(lives).value(), std::move(rare).value(), std::move(free).value()};
+  }
+};
+
 }  // namespace detail
 
 KVIRE_NAMESPACE_END
