@@ -118,13 +118,14 @@ std::vector<double> exact_key(const std::byte* page, int token) {
 struct Exact {
   double logit = 0;
   double magnitude = 0;  // sum |w| * sum |q.k| terms: what tolerances are relative to
+  bool masked = false;   // no page: -inf
 };
 
 template <class P>
 Exact exact_logit(const KeyCase<P>& c, int b, int n, std::int64_t position) {
   Exact out;
   const std::int32_t id = c.table[static_cast<std::size_t>(b * c.max_pages + position / P::tokens_per_page)];
-  if (id < 0 || id >= c.page_count) return {-std::numeric_limits<double>::infinity(), 0};
+  if (id < 0 || id >= c.page_count) return {0, 0, true};
   const auto key = exact_key<P>(c.page(id), static_cast<int>(position % P::tokens_per_page));
   for (int h = 0; h < c.heads; ++h) {
     const std::int64_t head = (std::int64_t(b) * c.next_n + n) * c.heads + h;

@@ -97,7 +97,7 @@ class ArgumentCheck {
   template <int Rank>
   static std::string text(const std::int64_t (&extent)[Rank]) {
     std::string out;
-    for (const std::int64_t e : extent) out += "[" + std::to_string(e) + "]";
+    for (const std::int64_t e : extent) out.append("[").append(std::to_string(e)).append("]");
     return out;
   }
 

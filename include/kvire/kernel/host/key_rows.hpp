@@ -25,8 +25,9 @@ KVIRE_TARGET_AVX2 KVIRE_INLINE F8 small_float8(U8 magnitude) {
 template <Element E>
 KVIRE_TARGET_AVX2 KVIRE_INLINE F8 decode8(const kstd::byte* p, int index) {
   if constexpr (E == Element::bf16) {
-    const U8 codes = __builtin_convertvector(*reinterpret_cast<const Halves8*>(p + 2 * index), U8);
-    return reinterpret_cast<F8>(codes << 16);
+    Halves8 codes;
+    __builtin_memcpy(&codes, p + 2 * index, sizeof(codes));
+    return reinterpret_cast<F8>(__builtin_convertvector(codes, U8) << 16);
   } else if constexpr (E == Element::e4m3) {
     // 8 bytes to 8 words; the compiler's own conversion takes them apart one by one.
     kstd::uint64_t eight = 0;
@@ -42,7 +43,7 @@ KVIRE_TARGET_AVX2 KVIRE_INLINE F8 decode8(const kstd::byte* p, int index) {
     const U8 codes = (U8{packed, packed, packed, packed, packed, packed, packed, packed} >> U8{0, 4, 8, 12, 16, 20, 24, 28}) & 15U;
     return reinterpret_cast<F8>(reinterpret_cast<U8>(small_float8<1, 1>(codes & 7U)) | ((codes & 8U) << 28));
   } else if constexpr (E == Element::f32) {
-    return *reinterpret_cast<const F8Memory*>(p + 4 * index);
+    return load8(p + 4 * index);
   } else {
     F8 x{};
     for (int i = 0; i < 8; ++i) x[i] = decode_element<E>(load_code<E>(p, index + i));

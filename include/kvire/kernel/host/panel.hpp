@@ -50,8 +50,8 @@ inline void sums(const float* packed, const float* weights, const float* panel, 
     if (short_products) {
       F4 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{};
       for (int d = 0; d < dim; ++d) {
-        const F4 k0 = *reinterpret_cast<const F4Memory*>(panel + d * tokens);
-        const F4 k1 = *reinterpret_cast<const F4Memory*>(panel + d * tokens + 4);
+        const F4 k0 = load4(panel + d * tokens);
+        const F4 k1 = load4(panel + d * tokens + 4);
         const float* q = packed + d * heads;
         a0 += k0 * q[0], a1 += k1 * q[0];
         b0 += k0 * q[1], b1 += k1 * q[1];

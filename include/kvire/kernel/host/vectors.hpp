@@ -21,16 +21,23 @@ using I16 = kstd::int32_t __attribute__((vector_size(64)));
 using U8 = kstd::uint32_t __attribute__((vector_size(32)));
 using L4 = kstd::uint64_t __attribute__((vector_size(32)));
 
-// For memory that is aligned to its elements only.
-using F4Memory = float __attribute__((vector_size(16), aligned(4), may_alias));
-using F8Memory = float __attribute__((vector_size(32), aligned(4), may_alias));
-using F16Memory = float __attribute__((vector_size(64), aligned(4), may_alias));
-using Halves8 = kstd::uint16_t __attribute__((vector_size(16), aligned(2), may_alias));
+using Halves8 = kstd::uint16_t __attribute__((vector_size(16)));
 
 inline constexpr auto minus_infinity = static_cast<kstd::int32_t>(infinity_bits | sign_bit);
 
-KVIRE_TARGET_AVX2 KVIRE_INLINE F8 load8(const float* p) { return *reinterpret_cast<const F8Memory*>(p); }
-KVIRE_TARGET_AVX2 KVIRE_INLINE void store8(float* p, F8 x) { *reinterpret_cast<F8Memory*>(p) = x; }
+// Memory is aligned to its elements only: vectors are copied out of it and into it, which is one instruction.
+KVIRE_INLINE F4 load4(const void* p) {
+  F4 x;
+  __builtin_memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+KVIRE_TARGET_AVX2 KVIRE_INLINE F8 load8(const void* p) {
+  F8 x;
+  __builtin_memcpy(&x, p, sizeof(x));
+  return x;
+}
+KVIRE_TARGET_AVX2 KVIRE_INLINE void store8(float* p, F8 x) { __builtin_memcpy(p, &x, sizeof(x)); }
 KVIRE_TARGET_AVX2 KVIRE_INLINE F8 all8(float x) { return F8{x, x, x, x, x, x, x, x}; }
 KVIRE_TARGET_AVX2 KVIRE_INLINE F8 fma8(F8 a, F8 b, F8 c) { return __builtin_ia32_vfmaddps256(a, b, c); }
 /// body::relu of each lane.
@@ -39,8 +46,12 @@ KVIRE_TARGET_AVX2 KVIRE_INLINE F8 relu8(F8 x) {
   return reinterpret_cast<F8>(bits & (bits > minus_infinity));
 }
 
-KVIRE_TARGET_AVX512 KVIRE_INLINE F16 load16(const float* p) { return *reinterpret_cast<const F16Memory*>(p); }
-KVIRE_TARGET_AVX512 KVIRE_INLINE void store16(float* p, F16 x) { *reinterpret_cast<F16Memory*>(p) = x; }
+KVIRE_TARGET_AVX512 KVIRE_INLINE F16 load16(const void* p) {
+  F16 x;
+  __builtin_memcpy(&x, p, sizeof(x));
+  return x;
+}
+KVIRE_TARGET_AVX512 KVIRE_INLINE void store16(float* p, F16 x) { __builtin_memcpy(p, &x, sizeof(x)); }
 KVIRE_TARGET_AVX512 KVIRE_INLINE F16 all16(float x) { return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 KVIRE_TARGET_AVX512 KVIRE_INLINE F16 fma16(F16 a, F16 b, F16 c) {
   return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(0xFFFF), 4);
