@@ -15,8 +15,9 @@
 ///     }
 ///
 /// Inside a phase a lane touches only its own values; lanes meet in `shuffle_xor`, `reduce` and through memory around `sync`. What is
-/// outside the phases is uniform: every lane of a device group computes it too. The host group runs the same phases over arrays of
-/// lanes, so both sides reduce in the same order and give the same bits.
+/// outside the phases is uniform: every lane of a device group computes it too, the host once; a value that all lanes hold, as after a
+/// reduction over the group, is x[0] there. The host group runs the same phases over arrays of lanes, so both sides reduce in the same order
+/// and give the same bits.
 
 KVIRE_NAMESPACE_BEGIN
 

@@ -43,10 +43,10 @@ KVIRE_HD void rms_norm(G g, Pieces& pieces, const float* weight, float epsilon) 
     sum[lane] = s;
   });
   reduce_sum(g, sum);
+  const float mean = div_rn(sum[0], static_cast<float>(Split::dim));
+  const float factor = div_rn(1.0F, sqrt_rn(add_rn(mean, epsilon)));
   g.each([&](int lane) {
     if (lane >= Split::lanes) return;
-    const float mean = div_rn(sum[lane], static_cast<float>(Split::dim));
-    const float factor = div_rn(1.0F, sqrt_rn(add_rn(mean, epsilon)));
     for (int i = 0; i < Split::elements; ++i) {
       const float x = mul_rn(pieces[lane].x[i], factor);
       pieces[lane].x[i] = weight != nullptr ? mul_rn(x, weight[lane * Split::elements + i]) : x;

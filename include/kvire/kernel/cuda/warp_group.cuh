@@ -11,7 +11,7 @@ struct WarpGroup {
 
   template <class T>
   struct Lanes {
-    T value;
+    T value;  // whatever lane is asked for: a lane asks for its own, or for a value that all hold
     KVIRE_HD T& operator[](int) { return value; }
     KVIRE_HD const T& operator[](int) const { return value; }
   };
