@@ -128,14 +128,15 @@ class TransferBuilder {
     }
     std::vector<PageId> sorted = pages;
     std::sort(sorted.begin(), sorted.end());
-    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    if (destination && twice != sorted.end()) {
-      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(twice->value) +
-                                             " is the destination of two pages of the plan"};
-    }
+    const auto repeated = std::adjacent_find(sorted.begin(), sorted.end());
+    const PageId twice = repeated == sorted.end() ? PageId() : *repeated;
     sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
     auto hold = ledger.hold(sorted, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done());
     if (!hold.ok()) return hold.error();
+    if (destination && !twice.none()) {
+      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(twice.value) +
+                                             " is the destination of two pages of the plan"};
+    }
     transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
     // Behind the hold: from here on the pages cannot change hands.
     for (std::size_t i = 0; i < generations.size(); ++i) {
