@@ -2,7 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
-#include <set>
+#include <thread>
+#include <vector>
 
 #include <kvire/exec/host/event.hpp>
 #include <kvire/memory/counting.hpp>
@@ -88,6 +89,23 @@ TEST_CASE("bundle pool: allocation over all spaces is all or none and leaves no 
   CHECK(pool.ledger<space::Full>().allocate().value().id() == next);
   CHECK_FALSE(pool.allocate(pages(1, -1, 0)).ok());
   CHECK(pool.ledger<space::Full>().free_pages() == 3);
+}
+
+TEST_CASE("bundle pool: threads that allocate over all spaces never keep half of what they asked for") {
+  auto pool = Device::make({.pages = pages(9, 6, 4), .layers = 3}).value();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 2000; ++round) {
+        auto got = pool.allocate(pages(1 + (round + t) % 4, 1 + round % 3, 1 + t % 2));
+        if (got.ok() && round % 5 == 0) std::this_thread::yield();
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(pool.ledger<space::Full>().free_pages() == 8);
+  CHECK(pool.ledger<space::Window>().free_pages() == 5);
+  CHECK(pool.ledger<space::Request>().free_pages() == 3);
 }
 
 TEST_CASE("bundle pool: a budget counts every entry and is never exceeded") {

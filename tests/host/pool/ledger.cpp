@@ -29,6 +29,13 @@ std::vector<DevicePage> ids_of(const std::vector<Ref>& refs) {
 
 }  // namespace
 
+// Ownership is in the object: what would release a page twice, or release somebody else's share, has no spelling.
+template <class L, class R>
+concept ReleasesByCopy = requires(L ledger, R& ref) { ledger.release(ref); };
+static_assert(!ReleasesByCopy<Ledger, Ref> && !ReleasesByCopy<Ledger, const Ref>);
+static_assert(std::is_nothrow_move_constructible_v<Ref> && std::is_copy_constructible_v<Ref>);
+static_assert(!std::is_copy_constructible_v<Ledger::Hold> && std::is_nothrow_move_constructible_v<Ledger::Hold>);
+
 TEST_CASE("ledger: pages are handed out once, the null page never, lowest first") {
   auto ledger = make(5);
   CHECK(ledger.capacity() == 4);
@@ -375,6 +382,56 @@ TEST_CASE("ledger: threads allocate, share, hold and drop; every page comes back
   CHECK(ledger.free_pages() == 64);
   CHECK(ledger.draining_pages() == 0);
   CHECK(ledger.used_pages() == 0);
+}
+
+namespace {
+// Says which pages are free, from outside: a page must be reported before it can be allocated again.
+struct FreeBoard final : PageMemory {
+  std::vector<std::atomic<int>> reported = std::vector<std::atomic<int>>(17);
+  std::atomic<bool> clash{false};
+  bool wants_freed() const override { return true; }
+  void page_freed(std::int32_t page) override {
+    if (reported[static_cast<std::size_t>(page)].exchange(1) != 0) clash = true;
+  }
+};
+}  // namespace
+
+TEST_CASE("ledger: threads share, detach and free pages whose memory is filled on free") {
+  auto ledger = make(17);
+  auto board = std::make_shared<FreeBoard>();
+  for (std::size_t page = 1; page < 17; ++page) board->reported[page] = 1;
+  ledger.attach_memory(board);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      for (int round = 0; round < 4000; ++round) {
+        auto got = ledger.allocate();
+        if (!got.ok()) continue;
+        Ref ref = std::move(got).value();
+        const auto key = ref.key();
+        if (board->reported[static_cast<std::size_t>(ref.id().value)].exchange(0) != 1) board->clash = true;
+        std::vector<Ref> shares(random() % 3, ref);
+        if (random() % 4 == 0) {
+          const DevicePage id[] = {ref.id()};
+          auto event = Event<Host>::make();
+          auto hold = ledger.hold(id, PageUse::read, event).value();
+          ref.reset();
+          shares.clear();
+          if (ledger.is_current(key)) board->clash = true;
+          event.complete();
+        } else if (random() % 2 == 0) {
+          shares.clear();
+          const auto id = ledger.detach(std::move(ref));
+          if (!ledger.release(id).ok()) board->clash = true;
+        }
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  ledger.drain();
+  CHECK_FALSE(board->clash);
+  CHECK(ledger.free_pages() == 16);
 }
 
 TEST_CASE("ledger: pools die while their transfers run, on several threads") {
