@@ -11,6 +11,9 @@
 
 namespace engine {
 
+/// Pages that so many raw tokens fill or begin.
+inline std::int64_t blocks_for(std::int64_t tokens) { return (tokens + page_raw_tokens - 1) / page_raw_tokens; }
+
 /// Where one session keeps its rows: a page table per page-id space, indexed by raw position / 256, and one request row.
 /// A window page that the session no longer needs is -1.
 struct PageTables {

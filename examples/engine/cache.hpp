@@ -7,20 +7,12 @@
 #include <vector>
 
 #include "prefix.hpp"
+#include "replay.hpp"
 #include "step_io.hpp"
 #include "tamper.hpp"
 #include "tiers.hpp"
 
 namespace engine {
-
-struct CacheOptions {
-  int model_layers = 5;
-  std::int64_t device_pages = 0;  ///< of the full and of the window space, the null page included
-  std::int64_t host_pages = 0;    ///< 0: no host tier
-  int sessions = 1;
-  int top_k = 64;
-  int index_heads = 8;
-};
 
 /// Decides which pages are where. Blocks that active sessions use stay on the device; the others are evicted, least recently used first,
 /// to the host tier, whose own least recently used pages make room. `Tiers` moves the bytes.
@@ -32,10 +24,10 @@ class Cache {
   using Full = kvire::space::Full;
   using Window = kvire::space::Window;
 
-  static kvire::Result<std::unique_ptr<Cache>> make(const CacheOptions& options, std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
-    auto tiers = Tiers<IndexKey>::make({options.model_layers, options.device_pages, options.host_pages, options.sessions}, std::move(tamper));
+  static kvire::Result<std::unique_ptr<Cache>> make(const ReplaySettings& options, int index_heads, std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
+    auto tiers = Tiers<IndexKey>::make(options, std::move(tamper));
     if (!tiers) return tiers.error();
-    return std::unique_ptr<Cache>(new Cache(options, std::move(tiers).value()));
+    return std::unique_ptr<Cache>(new Cache(options, index_heads, std::move(tiers).value()));
   }
 
   PrefixIndex& index() { return index_; }
@@ -124,14 +116,15 @@ class Cache {
     if (!failure_.ok()) return failure_.error();
     auto step = tiers_->begin();
     if (!step) return step.error();
-    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, options_.index_heads);
+    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, index_heads_);
   }
 
   /// Waits for everything under way.
   kvire::Status finish() { return tiers_->finish(); }
 
  private:
-  Cache(const CacheOptions& options, std::unique_ptr<Tiers<IndexKey>> tiers) : options_(options), tiers_(std::move(tiers)) {}
+  Cache(const ReplaySettings& options, int index_heads, std::unique_ptr<Tiers<IndexKey>> tiers)
+      : options_(options), index_heads_(index_heads), tiers_(std::move(tiers)) {}
 
   template <class Space>
   static Place& place(Block& block) {
@@ -219,7 +212,8 @@ class Cache {
     }
   }
 
-  const CacheOptions options_;
+  const ReplaySettings options_;
+  const int index_heads_;
   std::unique_ptr<Tiers<IndexKey>> tiers_;
   PrefixIndex index_;
   std::vector<std::weak_ptr<Block>> blocks_;

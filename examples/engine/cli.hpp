@@ -44,9 +44,9 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
       ->capture_default_str();
   app.add_option("--seed", options.seed, "weights and made workloads derive from it")->capture_default_str();
   app.add_option("--json", options.json, "write the results to a file");
-  const std::map<std::string, Injection> injections{
-      {"skip-gate", Injection::skip_gate},   {"half-page", Injection::half_page},     {"drop-scale", Injection::drop_scale}, {"drop-index", Injection::drop_index},
-      {"early-reuse", Injection::early_reuse}, {"wrong-layer", Injection::wrong_layer}, {"stale-state", Injection::stale_state}};
+  const std::map<std::string, Damage> injections{
+      {"skip-gate", Damage::skip_gate},   {"half-page", Damage::half_page},     {"drop-scale", Damage::drop_scale}, {"drop-index", Damage::drop_index},
+      {"early-reuse", Damage::early_reuse}, {"wrong-layer", Damage::wrong_layer}, {"stale-state", Damage::stale_state}};
   std::string inject;
   std::vector<std::string> names;
   for (const auto& entry : injections) names.push_back(entry.first);

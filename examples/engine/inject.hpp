@@ -5,7 +5,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "options.hpp"
+#include "replay.hpp"
 #include "tiers.hpp"
 
 namespace engine {
@@ -118,24 +118,27 @@ class WrongLayer : public Tamper<IndexKey> {
   }
 };
 
-/// Lets backups read their device pages only after the next step, when those belong to somebody else.
+/// Lets a backup read its device page only when the host page is asked for again: by then the device page belongs to somebody else.
 template <class IndexKey>
 class EarlyReuse : public Tamper<IndexKey> {
  public:
   void after_backup(Tiers<IndexKey>&, const Moves& moves) override { late_.push_back(moves); }
-  void after_step(Tiers<IndexKey>& tiers) override {
-    for (const Moves& moves : late_) {
-      for_each_moved_entry<IndexKey>([&]<class Entry>() {
-        for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
-          const auto from = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
-          const auto to = tiers.template raw_host<Entry>(kvire::EntrySlot(slot));
-          for (const auto& pair : moves.template of<typename Entry::space>()) {
-            std::memcpy(to.page(pair.host.value), from.page(pair.device.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+
+  void before_load(Tiers<IndexKey>& tiers, const Moves& loads) override {
+    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+      using Space = typename Entry::space;
+      for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
+        const auto from = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
+        const auto to = tiers.template raw_host<Entry>(kvire::EntrySlot(slot));
+        for (const auto& load : loads.template of<Space>()) {
+          for (const Moves& moves : late_) {
+            for (const auto& pair : moves.template of<Space>()) {
+              if (pair.host == load.host) std::memcpy(to.page(pair.host.value), from.page(pair.device.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+            }
           }
         }
-      });
-    }
-    late_.clear();
+      }
+    });
   }
 
  private:
@@ -148,18 +151,19 @@ class SkipGate : public Tamper<IndexKey> {
   bool skips_gate() const override { return true; }
 };
 
-/// The damage that `--inject` names; null for none.
+/// What does the damage; null for none.
 template <class IndexKey>
-std::unique_ptr<Tamper<IndexKey>> make_injection(Injection injection) {
-  switch (injection) {
-    case Injection::none: return nullptr;
-    case Injection::skip_gate: return std::make_unique<SkipGate<IndexKey>>();
-    case Injection::half_page: return std::make_unique<LosesBytes<IndexKey, SecondHalf>>();
-    case Injection::drop_scale: return std::make_unique<LosesBytes<IndexKey, Scales>>();
-    case Injection::drop_index: return std::make_unique<LosesBytes<IndexKey, IndexKeys<IndexKey>>>();
-    case Injection::early_reuse: return std::make_unique<EarlyReuse<IndexKey>>();
-    case Injection::wrong_layer: return std::make_unique<WrongLayer<IndexKey>>();
-    case Injection::stale_state: return std::make_unique<LosesBytes<IndexKey, States>>();
+std::unique_ptr<Tamper<IndexKey>> make_damage(Damage damage) {
+  switch (damage) {
+    case Damage::none: return nullptr;
+    case Damage::skip_gate: return std::make_unique<SkipGate<IndexKey>>();
+    case Damage::half_page: return std::make_unique<LosesBytes<IndexKey, SecondHalf>>();
+    case Damage::drop_scale: return std::make_unique<LosesBytes<IndexKey, Scales>>();
+    case Damage::drop_index: return std::make_unique<LosesBytes<IndexKey, IndexKeys<IndexKey>>>();
+    case Damage::early_reuse: return std::make_unique<EarlyReuse<IndexKey>>();
+    case Damage::wrong_layer: return std::make_unique<WrongLayer<IndexKey>>();
+    case Damage::stale_state: return std::make_unique<LosesBytes<IndexKey, States>>();
+    case Damage::hand_made_mirror: break;
   }
   return nullptr;
 }

@@ -3,12 +3,10 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+
+#include "replay.hpp"
 
 namespace engine {
-
-/// Damages below the typed surface, to prove that the replay would see them.
-enum class Injection { none, skip_gate, half_page, drop_scale, drop_index, early_reuse, wrong_layer, stale_state };
 
 struct Options {
   std::string policy = "all";
@@ -25,7 +23,7 @@ struct Options {
   int pause_every = 12;
   std::uint64_t seed = 1;
   std::string json;
-  Injection inject = Injection::none;
+  Damage inject = Damage::none;
   std::string experiment;
   bool quiet = false;
 };

@@ -74,6 +74,4 @@ inline std::size_t first_window_block(std::int64_t computed) {
   return static_cast<std::size_t>(std::max<std::int64_t>(0, computed - window_tokens + 1) / page_raw_tokens);
 }
 
-inline std::int64_t blocks_for(std::int64_t tokens) { return (tokens + page_raw_tokens - 1) / page_raw_tokens; }
-
 }  // namespace engine

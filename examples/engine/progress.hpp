@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <string>
 
 #include <fmt/format.h>
@@ -19,6 +20,11 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() {
     if (shown_ && drawn_) std::fputs("\r\033[K", stderr);
+  }
+
+  /// What a replay calls; must not outlive this object.
+  std::function<void(std::int64_t)> call() {
+    return [this](std::int64_t done) { at(done); };
   }
 
   void at(std::int64_t done) {

@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
 
-#include "inject.hpp"
+#include "batch.hpp"
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
-#include "scheduler.hpp"
 #include "trace.hpp"
 #include "workload.hpp"
 
@@ -52,54 +50,49 @@ inline std::int64_t count_mismatches(const Replay& a, const Replay& b) {
   return count;
 }
 
-/// The same policy without prefix reuse, host tier and eviction; other batches and chunks than the replay, which must not matter.
-template <class IndexKey>
-kvire::Result<Replay> run_reference(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests) {
-  constexpr int sessions = 3;
-  CacheOptions cache_options;
-  cache_options.model_layers = options.layers;
-  cache_options.device_pages = sessions * blocks_for(longest_request(requests)) + 1;
-  cache_options.sessions = sessions;
-  cache_options.top_k = options.top_k;
-  cache_options.index_heads = options.index_heads;
-  auto cache = Cache<IndexKey>::make(cache_options);
-  if (!cache) return cache.error();
-  Progress progress(fmt::format("{} reference", name), static_cast<std::int64_t>(requests.size()), options.quiet);
-  Scheduler<Cache<IndexKey>> scheduler(model, *cache.value(), requests, {.sessions = sessions, .chunk = 320, .reuse = false, .top_k = options.top_k});
-  return scheduler.run([&](std::int64_t done) { progress.at(done); });
+inline ReplaySettings replay_settings(const Options& options) {
+  ReplaySettings s;
+  s.layers = options.layers;
+  s.top_k = options.top_k;
+  s.device_pages = options.device_pages;
+  s.host_pages = options.host_pages;
+  s.sessions = options.sessions;
+  s.chunk = options.chunk;
+  s.pause_every = options.pause_every;
+  s.damage = options.inject;
+  return s;
 }
 
-/// The replay proper.
+/// Without prefix reuse, host tier and eviction; other batches and chunks than the replay's, which must not matter.
+inline ReplaySettings reference_settings(const Options& options, const std::vector<Request>& requests) {
+  ReplaySettings s;
+  s.layers = options.layers;
+  s.top_k = options.top_k;
+  s.sessions = 3;
+  s.device_pages = s.sessions * blocks_for(longest_request(requests)) + 1;
+  s.chunk = 320;
+  s.reuse = false;
+  return s;
+}
+
 template <class IndexKey>
-kvire::Result<Replay> run_replay(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests,
-                                 std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
-  CacheOptions cache_options;
-  cache_options.model_layers = options.layers;
-  cache_options.device_pages = options.device_pages;
-  cache_options.host_pages = options.host_pages;
-  cache_options.sessions = options.sessions;
-  cache_options.top_k = options.top_k;
-  cache_options.index_heads = options.index_heads;
-  auto cache = Cache<IndexKey>::make(cache_options, std::move(tamper));
-  if (!cache) return cache.error();
-  Progress progress(name, static_cast<std::int64_t>(requests.size()), options.quiet);
-  Scheduler<Cache<IndexKey>> scheduler(
-      model, *cache.value(), requests,
-      {.sessions = options.sessions, .chunk = options.chunk, .pause_every = options.pause_every, .top_k = options.top_k});
-  return scheduler.run([&](std::int64_t done) { progress.at(done); });
+kvire::Result<Replay> run_reference(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests) {
+  Progress progress(fmt::format("{} reference", name), static_cast<std::int64_t>(requests.size()), options.quiet);
+  return replay<IndexKey>(reference_settings(options, requests), model, requests, progress.call());
 }
 
 template <class IndexKey>
 kvire::Result<RunReport> run_policy(const char* name, const Options& options, const Model& model, const std::vector<Request>& requests) {
   auto reference = run_reference<IndexKey>(name, options, model, requests);
   if (!reference) return reference.error();
-  auto replay = run_replay<IndexKey>(name, options, model, requests, make_injection<IndexKey>(options.inject));
-  if (!replay) return replay.error();
+  Progress progress(name, static_cast<std::int64_t>(requests.size()), options.quiet);
+  auto run = replay<IndexKey>(replay_settings(options), model, requests, progress.call());
+  if (!run) return run.error();
   RunReport report;
   report.policy = name;
-  report.stats = replay.value().stats;
+  report.stats = run.value().stats;
   report.reference_seconds = reference.value().stats.seconds;
-  report.mismatched_tokens = count_mismatches(replay.value(), reference.value());
+  report.mismatched_tokens = count_mismatches(run.value(), reference.value());
   return report;
 }
 

@@ -10,25 +10,16 @@
 
 #include "cache.hpp"
 #include "forward.hpp"
-#include "stats.hpp"
+#include "replay.hpp"
 
 namespace engine {
-
-struct ScheduleOptions {
-  int sessions = 8;
-  int chunk = 256;      ///< prompt rows of one step
-  int pause_every = 0;  ///< decoded tokens after which a session pauses; 0: never
-  int pause_steps = 6;
-  bool reuse = true;  ///< look prompts up in the prefix index
-  int top_k = 64;
-};
 
 /// Runs requests as concurrent sessions: chunked prefill beside batched decode, prefix reuse by whole pages, sessions paused and resumed,
 /// pages evicted to the host tier and loaded back. Each step is one forward pass over the rows of all sessions that take part.
 template <class Cache>
 class Scheduler {
  public:
-  Scheduler(const Model& model, Cache& cache, const std::vector<Request>& requests, ScheduleOptions options)
+  Scheduler(const Model& model, Cache& cache, const std::vector<Request>& requests, const ReplaySettings& options)
       : model_(model), cache_(cache), requests_(requests), options_(options) {}
 
   /// `progress(requests done)` is called after every step.
@@ -260,7 +251,7 @@ class Scheduler {
   const Model& model_;
   Cache& cache_;
   const std::vector<Request>& requests_;
-  ScheduleOptions options_;
+  const ReplaySettings options_;
   std::deque<SessionPtr> sessions_;  // oldest first
   std::size_t next_ = 0;
   std::int64_t done_ = 0;

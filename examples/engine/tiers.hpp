@@ -13,16 +13,10 @@
 #include <kvire/sync/host.hpp>
 #include <kvire/transfer/bundle.hpp>
 
+#include "replay.hpp"
 #include "tamper.hpp"
 
 namespace engine {
-
-struct TierSizes {
-  int model_layers = 0;
-  std::int64_t device_pages = 0;
-  std::int64_t host_pages = 0;
-  int sessions = 0;
-};
 
 /// The device pools and their mirror on the host, the streams, and the transfers between them. Moves of one scheduling round are collected
 /// and issued as one transfer over all entries of the bundle.
@@ -36,15 +30,18 @@ class Tiers {
   using DeviceRef = kvire::PageRef<kvire::DevicePage>;
   using HostRef = kvire::PageRef<kvire::HostPage>;
 
-  static kvire::Result<std::unique_ptr<Tiers>> make(const TierSizes& sizes, std::unique_ptr<Tamper<IndexKey>> tamper) {
+  static kvire::Result<std::unique_ptr<Tiers>> make(const ReplaySettings& sizes, std::unique_ptr<Tamper<IndexKey>> tamper) {
     using namespace kvire;
     typename Device::Options options;
     options.pages.template of<space::Full>() = sizes.device_pages;
     options.pages.template of<space::Window>() = sizes.device_pages;
     options.pages.template of<space::Request>() = sizes.sessions + 1;
-    options.layers = sizes.model_layers;
+    options.layers = sizes.layers;
     auto device = Device::make(options);
     if (!device.ok()) return device.error();
+    if (sizes.null_page_fill) {
+      Entries::for_each([&]<class Entry>() { (void)device.value().template entry<Entry>().fill_page(DevicePage(null_page), *sizes.null_page_fill); });
+    }
     std::optional<HostTier> host;
     if (sizes.host_pages > 0) {
       BundlePages<Entries> pages;
@@ -168,7 +165,7 @@ class Tiers {
   /// Layers of an entry.
   template <class Entry>
   int slots() const {
-    return Entry::slots(sizes_.model_layers);
+    return Entry::slots(sizes_.layers);
   }
   /// Bytes past the gate, for what damages them on purpose.
   template <class Entry>
@@ -181,7 +178,7 @@ class Tiers {
   }
 
  private:
-  Tiers(const TierSizes& sizes, Device device, std::optional<HostTier> host, std::shared_ptr<kvire::FaultHooks> faults, Stream compute, Stream loads,
+  Tiers(const ReplaySettings& sizes, Device device, std::optional<HostTier> host, std::shared_ptr<kvire::FaultHooks> faults, Stream compute, Stream loads,
         Stream backups, std::unique_ptr<Tamper<IndexKey>> tamper)
       : sizes_(sizes),
         device_(std::move(device)),
@@ -199,7 +196,7 @@ class Tiers {
     return plan;
   }
 
-  const TierSizes sizes_;
+  const ReplaySettings sizes_;
   Device device_;
   std::optional<HostTier> host_;
   std::unique_ptr<Tamper<IndexKey>> tamper_;

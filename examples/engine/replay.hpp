@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include <kvire/base/result.hpp>
+#include <kvire/preset/deepseek_v4.hpp>
+
+#include "model.hpp"
+#include "stats.hpp"
+
+namespace engine {
+
+/// Damages below the typed surface. They exist to prove that the replay would see them.
+enum class Damage {
+  none,
+  skip_gate,         ///< kernels read before the layer's load has landed
+  half_page,         ///< the second half of each page is not loaded
+  drop_scale,        ///< scales are not loaded
+  drop_index,        ///< the index keys are not loaded
+  early_reuse,       ///< device pages are reused while their backup still reads them
+  wrong_layer,       ///< each layer gets the next layer's pages
+  stale_state,       ///< compressor states are not loaded
+  hand_made_mirror,  ///< index keys go through a mirror that restates the fp8 formula over raw bytes
+};
+
+/// One replay of requests: how large the caches are and how the work is cut. None of this may change a single bit of an answer.
+struct ReplaySettings {
+  int layers = 5;
+  int top_k = 64;
+  std::int64_t device_pages = 0;  ///< page ids of the full and of the window space, the null page included
+  std::int64_t host_pages = 0;    ///< the same on the host; 0: no host tier
+  int sessions = 1;
+  int chunk = 256;      ///< prompt rows of one step
+  int pause_every = 0;  ///< decoded tokens after which a session pauses; 0: never
+  int pause_steps = 6;
+  bool reuse = true;  ///< of prefixes
+  Damage damage = Damage::none;
+  std::optional<unsigned char> null_page_fill;  ///< what page 0 of every pool holds
+};
+
+using ProgressCall = std::function<void(std::int64_t requests_done)>;
+
+/// Runs the requests with index keys of the given policy. Instantiated once a policy, in a translation unit of its own.
+template <class IndexKey>
+kvire::Result<Replay> replay(const ReplaySettings& settings, const Model& model, const std::vector<Request>& requests, const ProgressCall& progress = {});
+
+extern template kvire::Result<Replay> replay<kvire::preset::deepseek_v4::IndexKeyFp8>(const ReplaySettings&, const Model&, const std::vector<Request>&,
+                                                                                      const ProgressCall&);
+extern template kvire::Result<Replay> replay<kvire::preset::deepseek_v4::IndexKeyBf16>(const ReplaySettings&, const Model&, const std::vector<Request>&,
+                                                                                       const ProgressCall&);
+extern template kvire::Result<Replay> replay<kvire::preset::deepseek_v4::IndexKeyFp4>(const ReplaySettings&, const Model&, const std::vector<Request>&,
+                                                                                      const ProgressCall&);
+
+}  // namespace engine

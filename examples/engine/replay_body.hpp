@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The body of replay(); included by the translation units that instantiate it.
+
+#include "cache.hpp"
+#include "hand_made_mirror.hpp"
+#include "inject.hpp"
+#include "replay.hpp"
+#include "scheduler.hpp"
+
+namespace engine {
+
+template <class IndexKey>
+kvire::Result<Replay> replay(const ReplaySettings& settings, const Model& model, const std::vector<Request>& requests, const ProgressCall& progress) {
+  auto damage = settings.damage == Damage::hand_made_mirror ? std::make_unique<HandMadeMirror<IndexKey>>() : make_damage<IndexKey>(settings.damage);
+  auto cache = Cache<IndexKey>::make(settings, model.index_heads, std::move(damage));
+  if (!cache) return cache.error();
+  return Scheduler<Cache<IndexKey>>(model, *cache.value(), requests, settings).run(progress);
+}
+
+}  // namespace engine
