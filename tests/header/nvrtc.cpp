@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hands the layout vocabulary to NVRTC, as an engine that compiles its kernels at run time does. Needs no GPU.
+// Hands the layout vocabulary, the codecs and kernel bodies to NVRTC, as an engine that compiles its kernels at run time does. Needs no GPU.
 // Functions without a side are taken as device functions, as such engines do; no flag of an experimental kind.
 // Arguments: the include folders, kvire's first.
 #include <nvrtc.h>
@@ -11,6 +11,9 @@
 namespace {
 
 constexpr const char* source = R"(
+#include <kvire/kernel/body/move_tokens.hpp>
+#include <kvire/kernel/body/store.hpp>
+#include <kvire/kernel/cuda/warp_group.cuh>
 #include <kvire/layout.hpp>
 
 using Policy = kvire::Fp8WithScale<64, 128>;
@@ -19,6 +22,10 @@ static_assert(kvire::LayoutPolicy<Policy>);
 extern "C" __global__ void offsets(long long* out) {
   out[threadIdx.x] = Policy::offset<kvire::role::Value>(static_cast<int>(threadIdx.x));
 }
+
+extern "C" __global__ void store(kvire::body::StoreArgs<Policy> args) { kvire::body::store(kvire::WarpGroup{}, blockIdx.x, args); }
+
+extern "C" __global__ void move(kvire::body::MoveTokensArgs args) { kvire::body::move_tokens<Policy>(kvire::WarpGroup{}, blockIdx.x, args); }
 )";
 
 int report(nvrtcResult result, const char* call) {

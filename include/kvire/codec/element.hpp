@@ -4,6 +4,10 @@
 #include <kvire/codec/float_bits.hpp>
 #include <kvire/layout/element.hpp>
 
+#if !KVIRE_RTC  // NVRTC knows memcpy by itself
+#include <cstring>
+#endif
+
 KVIRE_NAMESPACE_BEGIN
 
 /// Elements that stand for real numbers; u8 is bytes that only their owner understands.
@@ -49,11 +53,11 @@ KVIRE_HD kstd::uint32_t load_code(const kstd::byte* p, int index) {
     return static_cast<kstd::uint32_t>(p[index]);
   } else if constexpr (bits(E) == 16) {
     kstd::uint16_t code = 0;
-    __builtin_memcpy(&code, __builtin_assume_aligned(p + 2 * static_cast<kstd::int64_t>(index), 2), 2);
+    ::memcpy(&code, __builtin_assume_aligned(p + 2 * static_cast<kstd::int64_t>(index), 2), 2);
     return code;
   } else {
     kstd::uint32_t code = 0;
-    __builtin_memcpy(&code, __builtin_assume_aligned(p + 4 * static_cast<kstd::int64_t>(index), 4), 4);
+    ::memcpy(&code, __builtin_assume_aligned(p + 4 * static_cast<kstd::int64_t>(index), 4), 4);
     return code;
   }
 }
@@ -72,7 +76,7 @@ KVIRE_HD void store_codes(kstd::byte* p, int index, const kstd::uint32_t (&codes
     }
   }
   kstd::byte* to = p + static_cast<kstd::int64_t>(index) * bits(E) / 8;
-  __builtin_memcpy(__builtin_assume_aligned(to, Alignment), packed, bytes);
+  ::memcpy(__builtin_assume_aligned(to, Alignment), packed, bytes);
 }
 
 KVIRE_NAMESPACE_END

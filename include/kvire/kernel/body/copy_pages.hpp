@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/codec/element.hpp>
 #include <kvire/kernel/group.hpp>
 #include <kvire/layout/require.hpp>
 
@@ -33,8 +34,8 @@ KVIRE_HD void copy_vectors(G g, kstd::byte* to, const kstd::byte* from, kstd::in
   g.each([&](int lane) {
     for (kstd::int64_t i = lane; i < count; i += G::size) {
       Vector v;
-      __builtin_memcpy(&v, __builtin_assume_aligned(from + i * Bytes, Bytes), Bytes);
-      __builtin_memcpy(__builtin_assume_aligned(to + i * Bytes, Bytes), &v, Bytes);
+      ::memcpy(&v, __builtin_assume_aligned(from + i * Bytes, Bytes), Bytes);
+      ::memcpy(__builtin_assume_aligned(to + i * Bytes, Bytes), &v, Bytes);
     }
   });
 }
