@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvire/kernel/top_k.cuh>
+#include <tests/support/golden.hpp>
+
+namespace {
+
+using kvire::body::TopKArgs;
+
+void check(cudaError_t error) { REQUIRE_MESSAGE(error == cudaSuccess, cudaGetErrorString(error)); }
+
+// An array on the device.
+template <class T>
+class Device {
+ public:
+  explicit Device(std::size_t n) : n_(n) { check(cudaMalloc(&p_, std::max<std::size_t>(n, 1) * sizeof(T))); }
+  explicit Device(const std::vector<T>& v) : Device(v.size()) { check(cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice)); }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() { cudaFree(p_); }
+  T* get() { return p_; }
+  std::vector<T> read() {
+    std::vector<T> v(n_);
+    check(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+
+ private:
+  T* p_ = nullptr;
+  std::size_t n_;
+};
+
+// The selection in its plainest words: order by (score down, position up), take k, list by position or as ordered.
+std::vector<std::int32_t> expected(const float* x, int length, int k, bool by_score = false, const std::vector<char>& masked = {}) {
+  std::vector<std::int32_t> candidates;
+  for (int i = 0; i < length; ++i) {
+    if (!std::isnan(x[i]) && (masked.empty() || masked[std::size_t(i)] == 0)) candidates.push_back(i);
+  }
+  const auto better = [&](std::int32_t a, std::int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+  const std::size_t n = std::min(candidates.size(), std::size_t(k));
+  if (n < candidates.size()) std::nth_element(candidates.begin(), candidates.begin() + std::ptrdiff_t(n), candidates.end(), better);
+  candidates.resize(n);
+  if (by_score) {
+    std::sort(candidates.begin(), candidates.end(), better);
+  } else {
+    std::sort(candidates.begin(), candidates.end());
+  }
+  candidates.resize(std::size_t(k), -1);
+  return candidates;
+}
+
+struct Rows {
+  int rows = 1;
+  int stride = 0;
+  std::vector<float> scores;
+  std::vector<std::int32_t> lengths;
+};
+
+bool clusters() {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  return major >= 9;
+}
+
+std::vector<kvire::TopKShape> shapes() {
+  std::vector<kvire::TopKShape> all = {{1024, 4, 1}, {1024, 8, 1}, {512, 8, 1}};
+  if (clusters()) {
+    for (const int blocks : {2, 4, 8, 16}) all.insert(all.end(), {{1024, 4, blocks}, {1024, 8, blocks}});
+    all.push_back({512, 8, 2});
+    all.push_back({512, 8, 16});
+  }
+  return all;
+}
+
+std::string name(const kvire::TopKShape& s) {
+  return std::to_string(s.threads) + "x" + std::to_string(s.items) + "x" + std::to_string(s.blocks);
+}
+
+std::vector<std::int32_t> select(const Rows& in, int k, const kvire::TopKShape& shape, bool by_score = false, kvire::TopKCounts* counted = nullptr) {
+  Device<float> scores(in.scores);
+  Device<std::int32_t> lengths(in.lengths);
+  Device<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(in.rows) * std::size_t(k), 123456));
+  Device<kvire::TopKCounts> counts(std::vector<kvire::TopKCounts>(1));
+  TopKArgs args;
+  args.scores = scores.get();
+  args.stride = in.stride;
+  args.lengths = lengths.get();
+  args.batch = in.rows;
+  args.k = k;
+  args.selected = selected.get();
+  args.order = by_score ? kvire::TopKOrder::by_score : kvire::TopKOrder::by_position;
+  check(kvire::launch_top_k(args, counted != nullptr ? counts.get() : nullptr, nullptr, shape));
+  check(cudaDeviceSynchronize());
+  if (counted != nullptr) *counted = counts.read()[0];
+  return selected.read();
+}
+
+std::vector<std::int32_t> expected(const Rows& in, int k, bool by_score = false) {
+  std::vector<std::int32_t> all;
+  for (int r = 0; r < in.rows; ++r) {
+    const auto row = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), in.lengths[std::size_t(r)], k, by_score);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  return all;
+}
+
+// Runs every shape; one message per failing row.
+void compare_shapes(const Rows& in, int k, const std::string& what, bool by_score = false) {
+  const auto want = expected(in, k, by_score);
+  for (const auto& shape : shapes()) {
+    const auto got = select(in, k, shape, by_score);
+    for (int r = 0; r < in.rows; ++r) {
+      int wrong = 0, at = -1;
+      for (int i = 0; i < k; ++i) {
+        if (got[std::size_t(r * k + i)] == want[std::size_t(r * k + i)]) continue;
+        if (wrong++ == 0) at = i;
+      }
+      if (wrong == 0) continue;
+      FAIL_CHECK(what << " " << name(shape) << " k " << k << " row " << r << " length " << in.lengths[std::size_t(r)] << ": " << wrong
+                      << " slots differ, first " << at << ": " << got[std::size_t(r * k + at)] << " instead of " << want[std::size_t(r * k + at)]);
+    }
+  }
+}
+
+enum class Kind { normal, narrow, wide, eighths, mostly_zero, equal, ascending, descending, infinite, late_peak, count };
+
+const char* name(Kind kind) {
+  const char* names[] = {"normal", "narrow", "wide", "eighths", "mostly zero", "equal", "ascending", "descending", "infinite", "late peak"};
+  return names[int(kind)];
+}
+
+Rows make(Kind kind, int rows, int length, unsigned seed) {
+  Rows in;
+  in.rows = rows;
+  in.stride = (length + 7) / 4 * 4;
+  in.scores.resize(std::size_t(rows) * std::size_t(in.stride));
+  in.lengths.assign(std::size_t(rows), length);
+  std::mt19937 engine{seed};
+  std::normal_distribution<float> normal;
+  for (int r = 0; r < rows; ++r) {
+    float* x = in.scores.data() + std::size_t(r) * std::size_t(in.stride);
+    for (int i = 0; i < length; ++i) {
+      const float n = normal(engine);
+      switch (kind) {
+        case Kind::narrow: x[i] = 100 + 0.01F * n; break;
+        case Kind::wide: x[i] = 5000 + 200 * n; break;
+        case Kind::eighths: x[i] = std::round(n * 8) / 8; break;
+        case Kind::mostly_zero: x[i] = n < 1 ? (i % 2 == 0 ? 0.0F : -0.0F) : n; break;
+        case Kind::equal: x[i] = -2.5F; break;
+        case Kind::ascending: x[i] = -1000 + 0.001F * float(i); break;
+        case Kind::descending: x[i] = 1000 - 0.001F * float(i); break;
+        case Kind::infinite: x[i] = i % 3 == 0 ? -std::numeric_limits<float>::infinity() : i % 7 == 0 ? NAN : i % 97 == 0 ? INFINITY : -n; break;
+        case Kind::late_peak: x[i] = n + (i > length - length / 16 ? 8 : 0); break;
+        default: x[i] = n;
+      }
+    }
+    for (int i = length; i < in.stride; ++i) x[i] = i % 2 == 0 ? INFINITY : NAN;  // beyond the length: must not be read
+  }
+  return in;
+}
+
+bool full() { return std::getenv("KVIRE_TEST_SMALL") == nullptr; }
+
+}  // namespace
+
+TEST_CASE("cuda top-k: every shape, length and distribution against a sort") {
+  const std::vector<int> lengths = full() ? std::vector<int>{1, 31, 511, 512, 513, 4000, 4096, 8320, 20001, 32768, 70001, 131072} : std::vector<int>{513, 4096, 20001};
+  for (int kind = 0; kind < int(Kind::count); ++kind) {
+    for (const int length : lengths) {
+      const Rows in = make(Kind(kind), 2, length, unsigned(kind * 1000 + length));
+      for (const int k : {1, 512, 2048}) {
+        compare_shapes(in, k, name(Kind(kind)));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda top-k: a million scores") {
+  if (!full()) return;
+  for (int kind = 0; kind < int(Kind::count); ++kind) {
+    const Rows in = make(Kind(kind), 1, 1 << 20, unsigned(kind));
+    for (const int k : {512, 2048}) {
+      compare_shapes(in, k, name(Kind(kind)));
+    }
+  }
+}
+
+TEST_CASE("cuda top-k: lengths from 0 to beyond k, ragged in one batch, in any alignment") {
+  for (const int k : {1, 64, 512}) {
+    for (const int extra : {0, 1, 2, 3}) {
+      Rows in;
+      in.rows = k + 3;
+      in.stride = k + 4 + extra;
+      std::mt19937 engine{unsigned(k)};
+      std::normal_distribution<float> normal;
+      for (int r = 0; r < in.rows; ++r) {
+        in.lengths.push_back(std::min(r, k + 2));
+        for (int i = 0; i < in.stride; ++i) in.scores.push_back(i < r ? normal(engine) : NAN);
+      }
+      compare_shapes(in, k, "ragged");
+    }
+  }
+  Rows zero;
+  zero.rows = 33;
+  zero.stride = 64;
+  zero.scores.assign(33 * 64, INFINITY);
+  zero.lengths.assign(33, 0);
+  compare_shapes(zero, 2048, "all empty");
+  zero.lengths[17] = 63;
+  compare_shapes(zero, 2048, "one not empty");
+}
+
+TEST_CASE("cuda top-k: thousands of ties, and distinct scores that share one bin") {
+  Rows ties = make(Kind::equal, 1, 8320, 1);
+  for (int i = 0; i < 8320; ++i) ties.scores[std::size_t(i)] = i % 83 == 7 && i / 83 < 100 ? 1.0F + float(i) : 0.0F;
+  compare_shapes(ties, 2048, "ties");
+  for (const int n : {16384, 20480, 1 << 20}) {
+    Rows one = make(Kind::equal, 1, n, 1);
+    std::vector<int> order(static_cast<std::size_t>(n));
+    for (int i = 0; i < n; ++i) order[std::size_t(i)] = i;
+    std::shuffle(order.begin(), order.end(), std::mt19937(9));
+    for (int i = 0; i < n; ++i) one.scores[std::size_t(i)] = 1.0F + float(order[std::size_t(i)]) * 0x1p-23F;
+    compare_shapes(one, 2048, "one bin");
+  }
+}
+
+TEST_CASE("cuda top-k: NaN is never selected and counted, -inf may be") {
+  Rows in;
+  in.rows = 3;
+  in.stride = 128;
+  in.lengths = {100, 100, 100};
+  in.scores.assign(3 * 128, INFINITY);
+  for (int i = 0; i < 100; ++i) {
+    in.scores[std::size_t(i)] = i % 10 == 3 ? float(i) : -INFINITY;
+    in.scores[std::size_t(128 + i)] = i % 2 == 0 ? NAN : -NAN;
+    in.scores[std::size_t(256 + i)] = i == 63 ? NAN : float(-i);
+  }
+  for (const auto& shape : shapes()) {
+    kvire::TopKCounts counts;
+    CHECK_MESSAGE(select(in, 64, shape, false, &counts) == expected(in, 64), name(shape));
+    CHECK(counts.nan_scores == 101);
+    CHECK(counts.bad_pages == 0);
+  }
+  Rows longer = make(Kind::normal, 2, 100000, 3);
+  for (std::size_t i = 0; i < longer.scores.size(); i += 1001) longer.scores[i] = i % 2 == 0 ? NAN : -NAN;
+  std::int64_t nans = 0;
+  for (int r = 0; r < 2; ++r) {
+    for (int i = 0; i < 100000; ++i) nans += std::isnan(longer.scores[std::size_t(r * longer.stride + i)]) ? 1 : 0;
+  }
+  const auto want = expected(longer, 2048);
+  for (const auto& shape : shapes()) {
+    kvire::TopKCounts counts;
+    CHECK_MESSAGE(select(longer, 2048, shape, false, &counts) == want, name(shape));
+    CHECK(counts.nan_scores == nans);
+  }
+}
+
+TEST_CASE("cuda top-k: by score") {
+  for (const Kind kind : {Kind::normal, Kind::eighths, Kind::infinite}) {
+    for (const int length : {300, 4096, 50001}) {
+      const Rows in = make(kind, 2, length, 5);
+      for (const int k : {1, 500, 2048}) {
+        compare_shapes(in, k, "by score", true);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda top-k: pages that are -1 or bad are never selected; positions become slots") {
+  const int tokens = 64;
+  for (const int length : {1000, 8000, 50000}) {
+    const Rows in = make(Kind::normal, 2, length, 11);
+    const int pages = (length + tokens - 1) / tokens;
+    std::vector<std::int32_t> table;
+    std::vector<std::vector<char>> masked(2, std::vector<char>(std::size_t(length)));
+    std::int64_t bad = 0;
+    for (int r = 0; r < 2; ++r) {
+      for (int i = 0; i < pages; ++i) {
+        const int id = i % 5 == 2 ? -1 : i % 11 == 7 ? 0x7FFFFFFF : (i * 7 + r) % 5000;
+        table.push_back(id);
+        bad += id == 0x7FFFFFFF ? 1 : 0;
+        if (id < 0 || id >= 5000) {
+          for (int j = i * tokens; j < std::min(length, (i + 1) * tokens); ++j) masked[std::size_t(r)][std::size_t(j)] = 1;
+        }
+      }
+    }
+    for (const bool translate : {false, true}) {
+      for (const int k : {1, 512, 2048}) {
+        for (const auto& shape : shapes()) {
+          Device<float> scores(in.scores);
+          Device<std::int32_t> lengths(in.lengths), page_table(table);
+          Device<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(2 * k), 123456));
+          Device<kvire::TopKCounts> counts(std::vector<kvire::TopKCounts>(1));
+          TopKArgs args;
+          args.scores = scores.get();
+          args.stride = in.stride;
+          args.lengths = lengths.get();
+          args.batch = 2;
+          args.k = k;
+          args.selected = selected.get();
+          args.page_table = page_table.get();
+          args.max_pages = pages;
+          args.tokens_per_page = tokens;
+          args.page_count = 5000;
+          args.translate = translate;
+          check(kvire::launch_top_k(args, counts.get(), nullptr, shape));
+          check(cudaDeviceSynchronize());
+          const auto got = selected.read();
+          CHECK(counts.read()[0].bad_pages == bad);
+          for (int r = 0; r < 2; ++r) {
+            auto want = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), length, k, false, masked[std::size_t(r)]);
+            for (auto& i : want) {
+              if (translate && i >= 0) i = table[std::size_t(r * pages + i / tokens)] * tokens + i % tokens;
+            }
+            CHECK_MESSAGE(std::equal(want.begin(), want.end(), got.begin() + std::ptrdiff_t(r) * k), name(shape) << " length " << length << " k " << k);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda top-k: the same on 20 runs, alone and in any batch") {
+  const Rows one = make(Kind::eighths, 1, 40000, 21);
+  Rows batch = make(Kind::normal, 40, 40000, 22);
+  for (const int r : {0, 13, 39}) std::copy(one.scores.begin(), one.scores.end(), batch.scores.begin() + std::ptrdiff_t(r) * batch.stride);
+  const auto want = expected(one.scores.data(), 40000, 2048);
+  for (const auto& shape : shapes()) {
+    for (int run = 0; run < 20; ++run) CHECK(select(one, 2048, shape) == want);
+    const auto all = select(batch, 2048, shape);
+    for (const int r : {0, 13, 39}) CHECK(std::equal(want.begin(), want.end(), all.begin() + std::ptrdiff_t(r) * 2048));
+  }
+}
+
+TEST_CASE("cuda top-k: refused and empty requests") {
+  TopKArgs args;
+  args.k = 2049;
+  args.batch = 1;
+  CHECK(kvire::launch_top_k(args, nullptr, nullptr, {}) == cudaErrorInvalidValue);
+  args.k = 0;
+  CHECK(kvire::launch_top_k(args, nullptr, nullptr, {}) == cudaSuccess);
+}
+
+TEST_CASE("cuda top-k: golden vectors") {
+  kvire_test::for_each_golden("topk_", [](const kvire_test::Safetensors& file) {
+    Rows in;
+    in.rows = int(file.at("scores").shape[0]);
+    in.stride = int(file.at("scores").shape[1]);
+    in.scores = file.at("scores").as<float>();
+    in.lengths = file.at("lens").as<std::int32_t>();
+    const int k = file.meta_int("k");
+    const auto want = file.at("indices").as<std::int32_t>();
+    for (const auto& shape : shapes()) CHECK_MESSAGE(select(in, k, shape) == want, name(shape));
+  });
+}
