@@ -37,7 +37,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
   check.extents("scores", scores, {queries.batch, queries.next_n, scores.extent[2]}, "queries");
   check.require(supports(level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(level));
   if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, scores.extent[2]);
-  if (!check.ok()) return check.status().error();
+  if (!check.ok()) return check.error();
 
   body::SparseLogitsArgs args;
   args.queries = queries.data;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -24,10 +25,10 @@ struct Tensor {
     for (const std::int64_t e : extent) n *= e;
     return n;
   }
-  operator Tensor<const T, Rank>() const
-    requires(!std::is_const_v<T>)
-  {
-    Tensor<const T, Rank> out{data, {}};
+  template <class U>
+    requires(!std::is_const_v<T> && std::is_same_v<U, const T>)
+  operator Tensor<U, Rank>() const {
+    Tensor<U, Rank> out{data, {}};
     std::copy(extent, extent + Rank, out.extent);
     return out;
   }
@@ -51,7 +52,7 @@ class ArgumentCheck {
   explicit ArgumentCheck(const char* kernel) : kernel_(kernel) {}
 
   void require(bool ok, ErrorCode code, const std::string& text) {
-    if (!ok && status_.ok()) status_ = Error{code, std::string(kernel_) + ": " + text};
+    if (!ok && !error_) error_ = Error{code, std::string(kernel_) + ": " + text};
   }
 
   /// Exact extents of a tensor, and memory behind it unless it is empty. `what` names it, `from` what the extents derive from.
@@ -80,7 +81,7 @@ class ArgumentCheck {
       return;
     }
     memory("lengths", lengths.data, lengths.elements());
-    if (!status_.ok()) return;
+    if (error_) return;
     for (std::int64_t i = 0; i < lengths.elements(); ++i) {
       const std::int64_t length = lengths.data[i];
       if (length >= 0 && length <= table_tokens && length <= stride) continue;
@@ -91,8 +92,9 @@ class ArgumentCheck {
     }
   }
 
-  const Status& status() const { return status_; }
-  bool ok() const { return status_.ok(); }
+  bool ok() const { return !error_; }
+  /// Requires !ok().
+  const Error& error() const { return *error_; }
 
   template <int Rank>
   static std::string text(const std::int64_t (&extent)[Rank]) {
@@ -103,7 +105,7 @@ class ArgumentCheck {
 
  private:
   const char* kernel_;
-  Status status_;
+  std::optional<Error> error_;
 };
 
 inline constexpr std::int64_t most_int32 = 0x7FFFFFFF;

@@ -50,7 +50,7 @@ inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<
   check.require(has_table || !options.translate, ErrorCode::invalid_argument, "translate needs a page table");
   check.require(supports(options.level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(options.level));
   if (check.ok()) check.lengths(lengths, batch, next_n, table_tokens, scores.extent[2]);
-  if (!check.ok()) return check.status().error();
+  if (!check.ok()) return check.error();
 
   body::TopKArgs args;
   args.scores = scores.data;
