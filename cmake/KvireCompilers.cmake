@@ -42,7 +42,7 @@ endif()
 kvire_find_nvcc(nvcc reason)
 if(nvcc)
   list(APPEND KVIRE_CHECK_COMPILERS nvcc)
-  set(KVIRE_CHECK_COMMAND_nvcc "${nvcc}" -std=c++20 -arch=sm_90 -cubin -o /dev/null -Werror all-warnings
+  set(KVIRE_CHECK_COMMAND_nvcc "${nvcc}" -std=c++20 -arch=sm_90a -cubin -o /dev/null -Werror all-warnings
     "-I${PROJECT_SOURCE_DIR}/include" -x cu)
   get_filename_component(toolkit "${nvcc}" REALPATH)
   get_filename_component(toolkit "${toolkit}" DIRECTORY)
