@@ -420,3 +420,21 @@ TEST_CASE("sparse logits: the lengths that were checked are the ones used") {
   stream.synchronize().value();
   CHECK(same_bits(out, before.values));
 }
+
+TEST_CASE("sparse logits: the body gives the same bits and counts with any group") {
+  using P = Fp8WithScale<16, 64>;
+  std::mt19937 random(22);
+  const auto c = random_case<P>({.batch = 3, .next_n = 2, .heads = 5, .max_pages = 4, .element = Element::bf16, .holes_percent = 30}, random);
+  const Scores plain = run_logits(c, SimdLevel::plain, test_stream());
+  std::vector<float> out(plain.values.size(), untouched);
+  auto args = check_sparse_logits(P::name, P::dim, P::tokens_per_page, c.query_view(), c.weight_view(), c.table_view(), c.length_view(),
+                                  {out.data(), {c.batch, c.next_n, c.stride}}, SimdLevel::plain)
+                  .value();
+  args.pages = c.pages.data();
+  args.page_stride = P::page_bytes;
+  args.page_count = c.page_count;
+  std::int64_t bad_pages = 0;
+  for (std::int64_t item = 0; item < c.batch * c.max_pages; ++item) bad_pages += body::sparse_logits<P>(HostGroup<32>{}, item, args).bad_pages;
+  CHECK(same_bits(out, plain.values));
+  CHECK(bad_pages == plain.counts.bad_pages);
+}

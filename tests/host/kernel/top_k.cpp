@@ -278,3 +278,31 @@ TEST_CASE("top-k: empty batches and rows") {
   CHECK(top_k({}, {}, {nullptr, {0, 0, 1}}, stream()).ok() == false);
   CHECK(top_k({nullptr, {0, 1, 4}}, {nullptr, {0, 1}}, {nullptr, {0, 1, 2}}, stream()).ok());
 }
+
+namespace {
+
+template <int Size>
+std::vector<std::int32_t> select_with_group(const Rows& r, int k, TopKOrder order) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(r.batch * r.next_n * k), unwritten), scratch(out.size());
+  auto args = check_top_k(r.score_view(), r.length_view(), {out.data(), {r.batch, r.next_n, k}}, {.order = order}).value();
+  args.scratch = scratch.data();
+  for (std::int64_t row = 0; row < r.batch * r.next_n; ++row) (void)body::top_k(HostGroup<Size>{}, row, args);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("top-k: the body gives the same answer with any group") {
+  std::mt19937 random(21);
+  for (int round = 0; round < 30; ++round) {
+    Rows r = one_row(std::vector<float>(200), static_cast<int>(random() % 201));
+    for (float& x : r.scores) x = static_cast<float>(random() % (round < 10 ? 3 : 1000));
+    const int k = 1 + static_cast<int>(random() % 90);
+    for (const TopKOrder order : {TopKOrder::by_position, TopKOrder::by_score}) {
+      const auto want = sorted_answer(r, 0, r.lengths[0], k, order);
+      CHECK(select_with_group<1>(r, k, order) == want);
+      CHECK(select_with_group<8>(r, k, order) == want);
+      CHECK(select_with_group<32>(r, k, order) == want);
+    }
+  }
+}

@@ -88,6 +88,45 @@ void key_elements(const kstd::byte* page, int token, float* x) {
 }  // namespace avx2
 #endif
 
+namespace baseline {
+
+struct CodeTable {
+  float value[256];
+};
+inline constexpr CodeTable e4m3_table = [] {
+  CodeTable table{};
+  for (int code = 0; code < 256; ++code) table.value[code] = f32_from_e4m3(static_cast<kstd::uint8_t>(code));
+  return table;
+}();
+
+// Elements of a packed field with block scales: sixteen products a block instead of one an element.
+template <LayoutPolicy P, class F>
+void decode_nibbles(const kstd::byte* page, int token, float* x) {
+  using S = RowField<P, P::template section_of<role::Scale>>;
+  for (int b = 0; b < F::count / P::Scaling::block; ++b) {
+    const float scale = decode_element<S::element>(load_code<S::element>(page + S::offset(token), b));
+    float scaled[16];
+    for (int code = 0; code < 16; ++code) scaled[code] = mul_rn(f32_from_e2m1(static_cast<kstd::uint8_t>(code)), scale);
+    const kstd::byte* at = page + F::offset(token) + b * P::Scaling::block / 2;
+    for (int i = 0; i < P::Scaling::block; ++i) x[F::first + b * P::Scaling::block + i] = scaled[load_code<Element::e2m1>(at, i)];
+  }
+}
+
+/// body::key_elements, by tables where they save the most.
+template <LayoutPolicy P>
+void key_elements(const kstd::byte* page, int token, float* x) {
+  using F = RowField<P, 0>;
+  if constexpr (F::scaled && F::count == P::dim && F::element == Element::e4m3 && body::scale_outside<P>) {
+    for (int i = 0; i < F::count; ++i) x[i] = e4m3_table.value[load_code<F::element>(page + F::offset(token), i)];
+  } else if constexpr (F::scaled && F::count == P::dim && F::element == Element::e2m1 && !body::scale_outside<P> && P::Scaling::block % 2 == 0) {
+    decode_nibbles<P, F>(page, token, x);
+  } else {
+    body::key_elements<P>(page, token, x);
+  }
+}
+
+}  // namespace baseline
+
 /// One token of a panel: its page, null for a position without one, and its row there.
 struct PanelToken {
   const kstd::byte* page = nullptr;
@@ -100,7 +139,7 @@ void fill_panel(const PanelToken* token, int count, int tokens, float* panel) {
   float key[P::dim];
   for (int t = 0; t < tokens; ++t) {
     const bool usable = t < count && token[t].page != nullptr;
-    if (usable) body::key_elements<P>(token[t].page, token[t].row, key);
+    if (usable) baseline::key_elements<P>(token[t].page, token[t].row, key);
     for (int d = 0; d < P::dim; ++d) panel[d * tokens + t] = usable ? key[d] : 0.0F;
   }
 }

@@ -26,13 +26,26 @@ struct PanelKernel {
 
 inline constexpr int most_panel_tokens = 32;
 
+inline constexpr kstd::uint32_t least_short = 0x21800000U;  // 2^-60
+inline constexpr kstd::uint32_t short_span = 0x3C000000U;   // up to 2^60
+
 /// True if every number is zero or has at most 12 significant bits and a modest exponent: then a product of two such numbers is exact in
 /// f32, and a multiplication followed by an addition rounds as one fma. Stored keys and e4m3 or bf16 queries are such numbers.
 inline bool are_short(const float* x, kstd::int64_t count) {
+  kstd::int64_t i = 0;
+#if KVIRE_X86_64
+  U4 bad4{};
+  for (; i + 4 <= count; i += 4) {
+    const U4 a = reinterpret_cast<U4>(load4(x + i)) & ~sign_bit;
+    bad4 |= (a & 0xFFFU) | (reinterpret_cast<U4>(a != 0U) & reinterpret_cast<U4>(a - least_short > short_span));
+  }
+  kstd::uint32_t bad = bad4[0] | bad4[1] | bad4[2] | bad4[3];
+#else
   kstd::uint32_t bad = 0;
-  for (kstd::int64_t i = 0; i < count; ++i) {
+#endif
+  for (; i < count; ++i) {
     const kstd::uint32_t a = abs_bits(bits_of(x[i]));
-    bad |= (a & 0xFFFU) | (a != 0 && a - 0x21800000U > 0x3C000000U ? 1U : 0U);  // 2^-60 to 2^60
+    bad |= (a & 0xFFFU) | (a != 0 && a - least_short > short_span ? 1U : 0U);
   }
   return bad == 0;
 }
@@ -41,6 +54,22 @@ namespace baseline {
 
 inline constexpr int heads = 4;
 inline constexpr int tokens = 8;
+
+// out[t] = fma(w, relu(dots[t]), out[t]), in double where that is the same: the product is exact there, and rounding twice shows only where the
+// first rounding lands on a tie or the result leaves the normal range.
+inline void add_head(float w, const float* dots, float* out) {
+  float next[tokens];
+  bool exact = true;
+  for (int t = 0; t < tokens; ++t) {
+    double s = static_cast<double>(w) * static_cast<double>(body::relu(dots[t]));
+    KVIRE_OPAQUE(s);
+    s += static_cast<double>(out[t]);
+    KVIRE_OPAQUE(s);
+    next[t] = static_cast<float>(s);
+    exact &= (__builtin_bit_cast(kstd::uint64_t, s) & 0x1FFFFFFFU) != 0x10000000U && kvire::detail::is_well_normal_bits(bits_of(next[t]));
+  }
+  for (int t = 0; t < tokens; ++t) out[t] = exact ? next[t] : fma_rn(w, body::relu(dots[t]), out[t]);
+}
 
 inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool short_products, float* out) {
   for (int t = 0; t < tokens; ++t) out[t] = 0;
@@ -79,9 +108,7 @@ inline void sums(const float* packed, const float* weights, const float* panel, 
         }
       }
     }
-    for (int j = 0; j < heads && h + j < head_count; ++j) {
-      for (int t = 0; t < tokens; ++t) out[t] = fma_rn(weights[h + j], body::relu(dots[j][t]), out[t]);
-    }
+    for (int j = 0; j < heads && h + j < head_count; ++j) add_head(weights[h + j], dots[j], out);
   }
 }
 

@@ -16,6 +16,7 @@ namespace simd {
 using F4 = float __attribute__((vector_size(16)));
 using F8 = float __attribute__((vector_size(32)));
 using F16 = float __attribute__((vector_size(64)));
+using U4 = kstd::uint32_t __attribute__((vector_size(16)));
 using I8 = kstd::int32_t __attribute__((vector_size(32)));
 using I16 = kstd::int32_t __attribute__((vector_size(64)));
 using U8 = kstd::uint32_t __attribute__((vector_size(32)));
