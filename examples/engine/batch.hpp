@@ -86,6 +86,13 @@ std::vector<std::int64_t> state_slots(const Batch& batch) {
   return slots;
 }
 
+/// What the store of an index key does to a row before it encodes it: RMSNorm, RoPE on the last 64 dims at a position, Hadamard.
+struct KeyPrologue {
+  const Model* model = nullptr;
+  const float* gain = nullptr;
+  std::vector<std::int64_t> positions;  ///< of each row
+};
+
 /// A group of raw tokens that becomes complete in this step and so fills one compressed row.
 struct Group {
   int span = 0;

@@ -13,7 +13,7 @@ namespace engine {
 /// The forward pass of one step. `Io` is how it reaches the cache; everything it is given runs in order:
 ///   io.read<Entry>(layer) -> lease                      permission to read a layer of an entry
 ///   io.run(f, leases...)                                f(readers...), in order with the rest; reader.row(slot, out) decodes a row
-///   io.store<Entry>(layer, rows, slots)                 encodes row i into slot slots[i]; negative slots are skipped
+///   io.store<Entry>(layer, rows, slots[, prologue])     encodes row i into slot slots[i]; negative slots are skipped
 ///   io.select(layer, q, weights, batch, selected)       index scores and top-k of every row; selected is [rows][k], padded with -1
 /// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
@@ -74,7 +74,9 @@ class Forward {
 
  private:
   const Span& span(std::size_t row) const { return batch_.spans[static_cast<std::size_t>(span_of_row_[row])]; }
-  const float* turns(std::int64_t position) const { return model_.turns.data() + position * rope_dim; }
+  void rope(float* x, int dims, std::int64_t position) const {
+    math::rope(x, dims, model_.cos.data() + position * (rope_dim / 2), model_.sin.data() + position * (rope_dim / 2));
+  }
   int rows() const { return batch_.rows(); }
 
   struct Projection {
@@ -132,21 +134,21 @@ class Forward {
               {{&layer.index_compressor.project, index_states_.data()}, {&layer.index_q, index_q_.data()}, {&layer.index_weight, padded_weight_.data()}});
     }
     each_row(rows(), [&](std::size_t r) {
-      const float* turn = turns(batch_.positions[r]);
+      const std::int64_t position = batch_.positions[r];
       float* kv = &kv_[r * latent_dim];
       math::rms_norm(kv, layer.kv_gain.data(), latent_dim, kv);
-      math::rope(kv, latent_dim, turn);
+      rope(kv, latent_dim, position);
       for (int h = 0; h < heads; ++h) {
         float* q = &q_[(r * heads + static_cast<std::size_t>(h)) * latent_dim];
         math::rms_norm(q, nullptr, latent_dim, q);
-        math::rope(q, latent_dim, turn);
+        rope(q, latent_dim, position);
       }
       if (layer.ratio != 4) return;
       for (int h = 0; h < model_.index_heads; ++h) {
         const std::size_t at = r * static_cast<std::size_t>(model_.index_heads) + static_cast<std::size_t>(h);
         float* q = &index_q_[at * index_dim];
         math::rms_norm(q, nullptr, index_dim, q);
-        math::rope(q, index_dim, turn);
+        rope(q, index_dim, position);
         math::hadamard128(q);
         index_weight_[at] = padded_weight_[r * static_cast<std::size_t>(layer.index_weight.outputs) + static_cast<std::size_t>(h)];
       }
@@ -226,13 +228,15 @@ class Forward {
         }
         float* result = &out[static_cast<std::size_t>(i) * dims];
         math::compress(values.data(), scores.data(), c.bias.data(), count, c.dims, result);
+        if (c.dims == index_dim) continue;  // the store of an index key does the rest
         math::rms_norm(result, c.gain.data(), c.dims, result);
-        // A compressed row stands at the first raw position of its group.
-        math::rope(result, c.dims, turns(group.index * ratio));
-        if (c.dims == index_dim) math::hadamard128(result);
+        rope(result, c.dims, group_position(group, ratio));
       }
     });
   }
+
+  // A compressed row stands at the first raw position of its group.
+  static std::int64_t group_position(const Group& group, int ratio) { return group.index * ratio; }
 
   template <class Entry>
   std::vector<std::int64_t> group_slots(const std::vector<Group>& groups) const {
@@ -241,6 +245,12 @@ class Forward {
       slots.push_back(row_slot<Entry>(batch_.spans[static_cast<std::size_t>(g.span)].tables.full, g.index * Entry::kind::ratio));
     }
     return slots;
+  }
+
+  KeyPrologue key_prologue(const Layer& layer, const std::vector<Group>& groups) const {
+    KeyPrologue prologue{&model_, layer.index_compressor.gain.data(), {}};
+    for (const Group& g : groups) prologue.positions.push_back(group_position(g, layer.ratio));
+    return prologue;
   }
 
   // Compressed rows that each row of a span may see, summed over spans: where a span's decoded rows start.
@@ -265,7 +275,7 @@ class Forward {
           },
           state, index_state);
       io_.template store<typename Entries::C4Latent>(id, compressed_.data(), group_slots<typename Entries::C4Latent>(*groups));
-      io_.template store<typename Entries::IndexK>(id, index_keys_.data(), group_slots<typename Entries::IndexK>(*groups));
+      io_.template store<typename Entries::IndexK>(id, index_keys_.data(), group_slots<typename Entries::IndexK>(*groups), key_prologue(layer, *groups));
     }
     io_.template store<typename Entries::C4AttentionState>(id, states_.data(), state_slots<typename Entries::C4AttentionState>(batch_));
     io_.template store<typename Entries::C4IndexerState>(id, index_states_.data(), state_slots<typename Entries::C4IndexerState>(batch_));

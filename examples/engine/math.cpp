@@ -229,13 +229,13 @@ void compress(const float* const* values, const float* const* scores, const floa
 }
 void rms_norm(const float* x, const float* gain, int dims, float* out) { rms_norm_chosen(x, gain, dims, out); }
 
-void rope(float* x, int dims, const float* turns) {
+void rope(float* x, int dims, const float* cos, const float* sin) {
   float* tail = x + dims - rope_dim;
   for (int i = 0; i < rope_dim; i += 2) {
     const float a = tail[i];
     const float b = tail[i + 1];
-    tail[i] = a * turns[i] - b * turns[i + 1];
-    tail[i + 1] = a * turns[i + 1] + b * turns[i];
+    tail[i] = a * cos[i / 2] - b * sin[i / 2];
+    tail[i + 1] = a * sin[i / 2] + b * cos[i / 2];
   }
 }
 

@@ -40,8 +40,8 @@ void compress(const float* const* values, const float* const* scores, const floa
 /// x * rsqrt(mean(x^2) + 1e-6) * gain; gain may be null. dims is a multiple of 16; out may be x.
 void rms_norm(const float* x, const float* gain, int dims, float* out);
 
-/// Rotates the pairs (2i, 2i+1) of the last 64 dims; `turns` holds 32 pairs of cosine and sine.
-void rope(float* x, int dims, const float* turns);
+/// Rotates the pairs (2i, 2i+1) of the last 64 dims by angles whose 32 cosines and sines are given.
+void rope(float* x, int dims, const float* cos, const float* sin);
 
 /// 128-point Hadamard transform in natural order, times 1/sqrt(128).
 void hadamard128(float* x);

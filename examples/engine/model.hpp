@@ -51,7 +51,8 @@ struct Model {
   std::vector<float> embedding;  ///< [vocabulary][hidden]
   std::vector<float> norm;
   Matrix head;               ///< hidden -> vocabulary
-  std::vector<float> turns;  ///< [position][64]: cosine and sine of each rotated pair
+  std::int64_t positions = 0;
+  std::vector<float> cos, sin;  ///< [positions][32], of each rotated pair
 };
 
 namespace detail {
@@ -110,12 +111,14 @@ inline Model make_model(std::uint64_t seed, int layers, int index_heads, std::in
   }
   model.norm = detail::random_vector(random, hidden_dim, 1.0f, 0.25f);
   model.head = detail::random_matrix(random, hidden_dim, vocabulary, 2.0f);
-  model.turns.resize(static_cast<std::size_t>(positions) * rope_dim);
+  model.positions = positions;
+  model.cos.reserve(static_cast<std::size_t>(positions) * rope_dim / 2);
+  model.sin.reserve(static_cast<std::size_t>(positions) * rope_dim / 2);
   for (std::int64_t p = 0; p < positions; ++p) {
     for (int i = 0; i < rope_dim; i += 2) {
       const double angle = static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i) / rope_dim);
-      model.turns[static_cast<std::size_t>(p * rope_dim + i)] = static_cast<float>(std::cos(angle));
-      model.turns[static_cast<std::size_t>(p * rope_dim + i + 1)] = static_cast<float>(std::sin(angle));
+      model.cos.push_back(static_cast<float>(std::cos(angle)));
+      model.sin.push_back(static_cast<float>(std::sin(angle)));
     }
   }
   return model;

@@ -14,7 +14,7 @@ struct Options {
   std::int64_t requests = 0;  ///< 0: all of the trace, or 40 made ones
   int block_tokens = 64;
   int sessions = 8;
-  std::int64_t device_pages = 48;
+  std::int64_t device_pages = 32;
   std::int64_t host_pages = 1024;
   int layers = 5;
   int top_k = 64;

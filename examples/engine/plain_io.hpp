@@ -34,10 +34,17 @@ class PlainIo {
   }
 
   template <class Entry>
-  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots) {
+  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots, const KeyPrologue& prologue = {}) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
       const float* row = rows + i * Entry::policy::dim;
-      if (slots[i] >= 0) all_[key<Entry>(layer)][slots[i]].assign(row, row + Entry::policy::dim);
+      if (slots[i] < 0) continue;
+      std::vector<float>& kept = all_[key<Entry>(layer)][slots[i]];
+      kept.assign(row, row + Entry::policy::dim);
+      if (prologue.gain == nullptr) continue;
+      const std::int64_t at = prologue.positions[i] * (rope_dim / 2);
+      math::rms_norm(kept.data(), prologue.gain, Entry::policy::dim, kept.data());
+      math::rope(kept.data(), Entry::policy::dim, prologue.model->cos.data() + at, prologue.model->sin.data() + at);
+      math::hadamard128(kept.data());
     }
   }
 

@@ -54,7 +54,7 @@ class StepIo {
   auto read(kvire::LayerId layer) {
     using Lease = kvire::ReadLease<typename Entry::policy, kvire::Host>;
     if (tiers_->skips_gate()) return kvire::assume_ready(kvire::ConstPageView(tiers_->template raw_device<Entry>(Entry::slot(layer))));
-    auto lease = step_.read(tiers_->device().template entry<Entry>(), Entry::slot(layer));
+    auto lease = step_.template read<Entry>(tiers_->device(), layer);
     keep(lease);
     return lease.ok() ? std::move(lease).value() : Lease();
   }
@@ -70,7 +70,7 @@ class StepIo {
   /// Encodes rows into the pages that this step may write. Compressed latents round through bf16 first, as deployed kernels do; window
   /// latents do not.
   template <class Entry>
-  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots) {
+  void store(kvire::LayerId layer, const float* rows, const std::vector<std::int64_t>& slots, KeyPrologue prologue = {}) {
     using P = typename Entry::policy;
     if (!status_.ok() || slots.empty()) return;
     constexpr bool compressed_latent = std::is_same_v<Entry, typename Entries::C4Latent> || std::is_same_v<Entry, typename Entries::C128Latent>;
@@ -81,8 +81,18 @@ class StepIo {
     kvire::StoreOptions options;
     options.row.bf16_round_trip = compressed_latent;
     options.counts = counts_.get();
-    keep(kvire::store<P>(kvire::Rows(rows, static_cast<std::int64_t>(kept.size())), kept.data(), lease.value(), step_.stream(),
-                         options));
+    if (prologue.gain != nullptr) {
+      const auto& positions = slots_.emplace_back(std::move(prologue.positions));
+      options.prologue.norm = true;
+      options.prologue.weight = prologue.gain;
+      options.prologue.rope_dims = rope_dim;
+      options.prologue.cos = prologue.model->cos.data();
+      options.prologue.sin = prologue.model->sin.data();
+      options.prologue.positions = positions.data();
+      options.prologue.table_rows = prologue.model->positions;
+      options.prologue.hadamard = true;
+    }
+    keep(kvire::store<P>(kvire::Rows(rows, static_cast<std::int64_t>(kept.size())), kept.data(), lease.value(), step_.stream(), options));
   }
 
   /// Index scores and top-k of every row. The keys' policy decides the queries: fp8 keys meet fp8 queries, whose scale moves into the head's
@@ -145,7 +155,7 @@ class StepIo {
     using Space = typename Entry::space;
     if (tiers_->skips_gate()) return kvire::assume_ready(tiers_->template raw_device<Entry>(Entry::slot(layer)));
     const auto& pages = std::is_same_v<Space, kvire::space::Full> ? full_ : std::is_same_v<Space, kvire::space::Window> ? window_ : request_;
-    return step_.write(tiers_->device().template entry<Entry>(), Entry::slot(layer), std::span<const kvire::DevicePage>(pages));
+    return step_.template write<Entry>(tiers_->device(), layer, std::span<const kvire::DevicePage>(pages));
   }
 
   void encode_query(const float* q, float weight, std::size_t at) {
@@ -198,7 +208,7 @@ class StepIo {
   int index_heads_;
   kvire::Status status_;
   std::vector<kvire::DevicePage> full_, window_, request_;  // pages that the step writes
-  std::deque<std::vector<std::int64_t>> slots_;  // of queued stores
+  std::deque<std::vector<std::int64_t>> slots_;  // of queued stores, and positions
   std::unique_ptr<kvire::StoreCounts> counts_ = std::make_unique<kvire::StoreCounts>();
   std::int64_t expected_ = 0;
   std::vector<unsigned char> codes_;
