@@ -70,8 +70,9 @@
 #define KVIRE_CLANG 0
 #endif
 
-// Vector versions of host kernels are built only where the host is x86-64 and the compiler can target functions one by one.
-#if defined(__x86_64__) && KVIRE_GNU && !KVIRE_CUDA_COMPILER
+// Vector versions of host kernels are built where the host is x86-64 and the compiler can target functions one by one; under nvcc too,
+// so that a program's .cpp and .cu files agree about them (with clang as nvcc's host compiler they do not parse).
+#if defined(__x86_64__) && KVIRE_GNU && !(KVIRE_CUDA_COMPILER && defined(__clang__))
 #define KVIRE_X86_64 1
 #else
 #define KVIRE_X86_64 0

@@ -79,10 +79,15 @@ KVIRE_TARGET_AVX2 inline void decode_field(const kstd::byte* page, int token, fl
   }
 }
 
+template <LayoutPolicy P, int... I>
+void decode_fields(const kstd::byte* page, int token, float* x, kstd::integer_sequence<int, I...>) {
+  (decode_field<P, RowField<P, I>>(page, token, x), ...);
+}
+
 /// body::key_elements.
 template <LayoutPolicy P>
 void key_elements(const kstd::byte* page, int token, float* x) {
-  for_each_field<P>([&](auto field) { decode_field<P, decltype(field)>(page, token, x); });
+  avx2::decode_fields<P>(page, token, x, kstd::make_integer_sequence<int, P::section_count>{});
 }
 
 }  // namespace avx2

@@ -55,7 +55,7 @@ KVIRE_TARGET_AVX512 KVIRE_INLINE F16 load16(const void* p) {
 KVIRE_TARGET_AVX512 KVIRE_INLINE void store16(float* p, F16 x) { __builtin_memcpy(p, &x, sizeof(x)); }
 KVIRE_TARGET_AVX512 KVIRE_INLINE F16 all16(float x) { return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 KVIRE_TARGET_AVX512 KVIRE_INLINE F16 fma16(F16 a, F16 b, F16 c) {
-  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(0xFFFF), 4);
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<short>(-1), 4);
 }
 KVIRE_TARGET_AVX512 KVIRE_INLINE F16 relu16(F16 x) {
   const I16 bits = reinterpret_cast<I16>(x);
