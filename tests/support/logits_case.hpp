@@ -39,11 +39,15 @@ struct LogitsCase {
     for (int q = 0; q < next_n; ++q) most = std::max(most, visible(row, q));
     return most;
   }
-  double query(std::size_t index) const {
-    if (query_element == kvire::Element::e4m3) return kvire::f32_from_e4m3(queries[index]);
-    std::uint16_t code = 0;
-    std::memcpy(&code, &queries[index * 2], 2);
-    return kvire::f32_from_bf16(code);
+  std::vector<float> query_numbers;  // what `queries` stand for; filled by decode_queries
+  void decode_queries() {
+    const bool e4m3 = query_element == kvire::Element::e4m3;
+    query_numbers.resize(queries.size() / (e4m3 ? 1 : 2));
+    for (std::size_t i = 0; i < query_numbers.size(); ++i) {
+      std::uint16_t code = 0;
+      if (!e4m3) std::memcpy(&code, &queries[i * 2], 2);
+      query_numbers[i] = e4m3 ? kvire::f32_from_e4m3(queries[i]) : kvire::f32_from_bf16(code);
+    }
   }
 };
 
@@ -89,7 +93,7 @@ void reference_logit(const LogitsCase& c, int row, int q, int token, double& log
     const std::size_t head = static_cast<std::size_t>((row * c.next_n + q) * c.heads + h);
     double dot = 0, all = 0;
     for (int d = 0; d < c.dim; ++d) {
-      const double term = c.query(head * static_cast<std::size_t>(c.dim) + static_cast<std::size_t>(d)) * key[static_cast<std::size_t>(d)];
+      const double term = static_cast<double>(c.query_numbers[head * static_cast<std::size_t>(c.dim) + static_cast<std::size_t>(d)]) * key[static_cast<std::size_t>(d)];
       dot += term;
       all += std::fabs(term);
     }
@@ -188,6 +192,7 @@ LogitsCase random_case(unsigned seed, std::vector<std::int32_t> lengths, int nex
       std::memcpy(&c.queries[i * 2], &code, 2);
     }
   }
+  c.decode_queries();
   return c;
 }
 

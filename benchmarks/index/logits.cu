@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Paged sparse logits against reading the same pages once with the bulk copy engine (the floor), in the same run.
+#include <benchmarks/support/device_timing.cuh>
+
+#include <kvire/kernel/sm90_sparse_logits.cuh>
+#include <kvire/layout/policies.hpp>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+
+using namespace kvire;
+using namespace kvire_bench;
+
+namespace {
+
+using Fp8 = Fp8WithScale<64, 128>;
+using Bf16 = Bf16Contiguous<64, 128>;
+using Fp4 = Fp4WithScale<64, 128>;
+
+/// Brings pages to shared memory and does nothing with them: one warp a CTA, 4 CTAs an SM, 4 stages, ids prefetched.
+template <int Bytes>
+__global__ void __launch_bounds__(32) read_pages(const std::byte* pages, const int* ids, int count) {
+#if KVIRE_SM90A
+  constexpr int stages = 4;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const std::uint32_t shared = ptx::shared_address(memory);
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::uint32_t full = shared + stages * Bytes;
+  if (lane == 0) {
+    for (int i = 0; i < stages; ++i) ptx::mbarrier_init(full + i * 8, 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncwarp();
+  const int begin = static_cast<int>(static_cast<long long>(count) * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(static_cast<long long>(count) * (blockIdx.x + 1) / gridDim.x);
+  int now = begin + lane < end ? ids[begin + lane] : 0;
+  int next = begin + 32 + lane < end ? ids[begin + 32 + lane] : 0;
+  for (int i = begin; i < end; ++i) {
+    const int k = i - begin;
+    const int id = __shfl_sync(~0U, now, k % 32);
+    if (k >= stages) ptx::mbarrier_wait(full + k % stages * 8, (k / stages - 1) & 1);
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect(full + k % stages * 8, Bytes);
+      ptx::bulk_load(shared + k % stages * Bytes, pages + static_cast<long long>(id) * Bytes, Bytes, full + k % stages * 8);
+    }
+    if (k % 32 == 31) {
+      now = next;
+      next = i + 33 + lane < end ? ids[i + 33 + lane] : 0;
+    }
+  }
+  for (int i = end - stages < begin ? begin : end - stages; i < end; ++i) ptx::mbarrier_wait(full + (i - begin) % stages * 8, ((i - begin) / stages) & 1);
+#else
+  (void)pages, (void)ids, (void)count;
+#endif
+}
+
+template <int Kind>
+__global__ void fill_pages(std::uint8_t* pages, long long bytes, int page_bytes, int value_bytes) {
+  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i * 4 < bytes; i += stride) {
+    const std::uint32_t r = mix(static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15ULL + Kind);
+    const int at = static_cast<int>(i * 4 % page_bytes);
+    std::uint32_t v = r;
+    if (at >= value_bytes) {
+      v = Kind == 0 ? __float_as_uint(0.01F + static_cast<float>(r >> 8) * 1e-9F) : 0x78787878U + (r & 0x07070707U);
+    } else if (Kind == 0) {
+      v = r & 0xBFBFBFBFU;
+    } else if (Kind == 1) {
+      v = (r & 0x80FF80FFU) | 0x3F003F00U;
+    }
+    *reinterpret_cast<std::uint32_t*>(pages + i * 4) = v;
+  }
+}
+__global__ void fill_queries(std::uint8_t* q, long long words, bool e4m3) {
+  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < words; i += stride) {
+    const std::uint32_t r = mix(static_cast<std::uint64_t>(i) * 0xD1342543DE82EF95ULL + 99);
+    reinterpret_cast<std::uint32_t*>(q)[i] = e4m3 ? (r & 0xBFBFBFBFU) : ((r & 0x80FF80FFU) | 0x3F003F00U);
+  }
+}
+__global__ void fill_weights(float* w, long long n) {
+  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
+    w[i] = static_cast<float>(static_cast<int>(mix(static_cast<std::uint64_t>(i) + 12345))) * (1.0F / 2147483648.0F);
+}
+
+using Launch = cudaError_t (*)(const sm90::LogitsArguments&, int, cudaStream_t, bool);
+struct Variant {
+  const char* name;
+  Launch launch;
+  bool overlap = false;
+};
+
+struct Shape {
+  const char* name;
+  std::vector<int> lengths;
+};
+std::vector<int> uniform(int batch, int length) { return std::vector<int>(static_cast<std::size_t>(batch), length); }
+
+template <class P>
+class Bench {
+ public:
+  static constexpr Element key = P::template element_of<role::Value>;
+  static constexpr Element query = key == Element::bf16 ? Element::bf16 : Element::e4m3;
+  static constexpr int heads = 64, dim = 128;
+
+  explicit Bench(Timer& timer) : timer_(timer) {
+    pool_pages_ = static_cast<int>((9LL << 30) / P::page_bytes);
+    pages_ = device_array<std::uint8_t>(static_cast<std::int64_t>(pool_pages_) * P::page_bytes);
+    constexpr int kind = key == Element::e4m3 ? 0 : key == Element::bf16 ? 1 : 2;
+    fill_pages<kind><<<1024, 256>>>(pages_, static_cast<long long>(pool_pages_) * P::page_bytes, static_cast<int>(P::page_bytes),
+                                    P::tokens_per_page * dim * bits(key) / 8);
+    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+    order_.resize(static_cast<std::size_t>(pool_pages_));
+    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<int>(i);
+    std::mt19937 random(3);
+    std::shuffle(order_.begin(), order_.end(), random);
+    KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0));
+  }
+  ~Bench() { cudaFree(pages_); }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  void run(const Shape& shape, int next_n, const std::vector<Variant>& variants, const char* format) {
+    const int batch = static_cast<int>(shape.lengths.size());
+    int width = 1;
+    long long used = 0;
+    for (const int n : shape.lengths) {
+      const int p = (n + P::tokens_per_page - 1) / P::tokens_per_page;
+      width = std::max(width, p);
+      used += p;
+    }
+    const int launches = static_cast<int>(std::min<long long>(48, pool_pages_ / used));
+    // inputs of all launches
+    std::vector<int> table(static_cast<std::size_t>(launches) * static_cast<std::size_t>(batch) * static_cast<std::size_t>(width), -1);
+    std::vector<int> flat;
+    std::size_t next = 0;
+    for (int l = 0; l < launches; ++l)
+      for (int b = 0; b < batch; ++b)
+        for (int p = 0; p * P::tokens_per_page < shape.lengths[static_cast<std::size_t>(b)]; ++p) {
+          table[(static_cast<std::size_t>(l) * static_cast<std::size_t>(batch) + static_cast<std::size_t>(b)) * static_cast<std::size_t>(width) + static_cast<std::size_t>(p)] = order_[next];
+          flat.push_back(order_[next++]);
+        }
+    std::vector<int> lengths;
+    for (int l = 0; l < launches; ++l) lengths.insert(lengths.end(), shape.lengths.begin(), shape.lengths.end());
+    const long long query_bytes = static_cast<long long>(batch) * next_n * heads * dim * bits(query) / 8;
+    const long long stride = static_cast<long long>(width) * P::tokens_per_page;
+    const long long out = static_cast<long long>(batch) * next_n * stride;
+    int* d_table = upload(table);
+    int* d_flat = upload(flat);
+    int* d_lengths = upload(lengths);
+    auto* d_queries = device_array<std::uint8_t>(query_bytes * launches);
+    fill_queries<<<512, 256>>>(d_queries, query_bytes * launches / 4, query == Element::e4m3);
+    auto* d_weights = device_array<float>(static_cast<std::int64_t>(batch) * next_n * heads * launches);
+    fill_weights<<<64, 256>>>(d_weights, static_cast<std::int64_t>(batch) * next_n * heads * launches);
+    auto* d_out = device_array<float>(out * launches);
+    auto arguments = [&](int l) {
+      sm90::LogitsArguments a;
+      a.pages = reinterpret_cast<const std::byte*>(pages_);
+      a.page_stride = P::page_bytes;
+      a.page_count = pool_pages_;
+      a.batch = batch;
+      a.queries = d_queries + query_bytes * l;
+      a.weights = d_weights + static_cast<std::int64_t>(batch) * next_n * heads * l;
+      a.page_table = d_table + static_cast<std::int64_t>(l) * batch * width;
+      a.table_stride = a.table_width = width;
+      a.lengths = d_lengths + static_cast<std::int64_t>(l) * batch;
+      a.logits = d_out + out * l;
+      a.logits_stride = stride;
+      return a;
+    };
+    constexpr int floor_shared = 4 * static_cast<int>(P::page_bytes) + 64;
+    KVIRE_BENCH_CHECK(cudaFuncSetAttribute(read_pages<P::page_bytes>, cudaFuncAttributeMaxDynamicSharedMemorySize, floor_shared));
+    const int repeats = 9;
+    const int floor_ctas = static_cast<int>(std::min<long long>(used, sms_ * std::min(4, 220000 / floor_shared)));
+    const double floor = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) {
+      read_pages<P::page_bytes><<<floor_ctas, 32, floor_shared, s>>>(reinterpret_cast<const std::byte*>(pages_), d_flat + used * l, static_cast<int>(used));
+      KVIRE_BENCH_CHECK(cudaGetLastError());
+    });
+    std::printf("%-5s %-12s n%d  floor %8.2f us (%6.0f GB/s)", format, shape.name, next_n, floor, static_cast<double>(used) * P::page_bytes / floor * 1e-3);
+    for (const Variant& v : variants) {
+      KVIRE_BENCH_CHECK(cudaMemset(d_out, 0xFF, static_cast<std::size_t>(out * launches) * 4));
+      const double us = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(v.launch(arguments(l), sms_, s, v.overlap)); });
+      const bool right = verify(arguments(launches - 1), shape, next_n);
+      std::printf(" | %s %8.2f %5.1f%%%s", v.name, us, floor / us * 100, right ? "" : " WRONG");
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+    for (void* p : {static_cast<void*>(d_table), static_cast<void*>(d_flat), static_cast<void*>(d_lengths), static_cast<void*>(d_queries), static_cast<void*>(d_weights), static_cast<void*>(d_out)}) cudaFree(p);
+  }
+
+ private:
+  static int* upload(const std::vector<int>& v) {
+    int* p = device_array<int>(static_cast<std::int64_t>(v.size()));
+    KVIRE_BENCH_CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
+    return p;
+  }
+  template <class T>
+  static std::vector<T> fetch(const void* p, std::size_t n) {
+    std::vector<T> v(n);
+    KVIRE_BENCH_CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+  /// 24 sampled logits against float64.
+  bool verify(const sm90::LogitsArguments& a, const Shape& shape, int next_n) const {
+    std::mt19937 random(11);
+    for (int i = 0; i < 24; ++i) {
+      const auto row = static_cast<long long>(random() % shape.lengths.size());
+      const int q = static_cast<int>(random() % static_cast<unsigned>(next_n));
+      const int visible = shape.lengths[static_cast<std::size_t>(row)] - (next_n - 1 - q);
+      if (visible <= 0) continue;
+      const int token = static_cast<int>(random() % static_cast<unsigned>(visible));
+      const auto id = fetch<int>(a.page_table + row * a.table_stride + token / P::tokens_per_page, 1)[0];
+      const auto page = fetch<std::uint8_t>(a.pages + a.page_stride * id, static_cast<std::size_t>(P::page_bytes));
+      const std::size_t query_bytes = heads * dim * bits(query) / 8;
+      const auto queries = fetch<std::uint8_t>(static_cast<const std::uint8_t*>(a.queries) + static_cast<std::size_t>(row * next_n + q) * query_bytes, query_bytes);
+      const auto weights = fetch<float>(a.weights + (row * next_n + q) * heads, heads);
+      const auto got = fetch<float>(a.logits + (row * next_n + q) * a.logits_stride + token, 1)[0];
+      const int t = token % P::tokens_per_page;
+      double logit = 0, magnitude = 0;
+      float scale = 1;
+      if constexpr (key == Element::e4m3) std::memcpy(&scale, &page[static_cast<std::size_t>(P::template offset<role::Scale>(t))], 4);
+      for (int h = 0; h < heads; ++h) {
+        double dot = 0, all = 0;
+        for (int d = 0; d < dim; ++d) {
+          const double term = number(queries.data(), h * dim + d, query) * key_number(page.data(), t, d);
+          dot += term;
+          all += std::fabs(term);
+        }
+        logit += weights[static_cast<std::size_t>(h)] * std::max(dot, 0.0) * scale;
+        magnitude += std::fabs(weights[static_cast<std::size_t>(h)]) * all * scale;
+      }
+      if (!(std::fabs(logit - got) <= (key == Element::bf16 ? 1e-4 : 2e-4) * magnitude)) return false;
+    }
+    return true;
+  }
+  static double number(const std::uint8_t* p, int i, Element e) {
+    if (e == Element::e4m3) return f32_from_e4m3(p[i]);
+    std::uint16_t code = 0;
+    std::memcpy(&code, p + 2 * i, 2);
+    return f32_from_bf16(code);
+  }
+  static double key_number(const std::uint8_t* page, int t, int d) {
+    const std::uint8_t* row = page + P::template offset<role::Value>(t);
+    if constexpr (key == Element::e2m1) {
+      const auto code = static_cast<std::uint8_t>(d % 2 != 0 ? row[d / 2] >> 4 : row[d / 2] & 15);
+      return static_cast<double>(f32_from_e2m1(code)) * f32_from_ue8m0(page[P::template offset<role::Scale>(t) + d / 32]);
+    } else {
+      return number(row, d, key);
+    }
+  }
+
+  Timer& timer_;
+  std::uint8_t* pages_ = nullptr;
+  int pool_pages_ = 0;
+  int sms_ = 0;
+  std::vector<int> order_;
+};
+
+template <class P, int NextN, int Stages, int Ctas, int Groups>
+Variant variant(const char* name, bool overlap = false) {
+  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Groups>>, overlap};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  Timer timer;
+  std::vector<Shape> shapes;
+  for (const int batch : {1, 8, 64}) {
+    for (const int k : {4, 32, 128}) shapes.push_back({nullptr, uniform(batch, k * 1024)});
+  }
+  shapes.push_back({nullptr, uniform(128, 4096)});
+  shapes.push_back({nullptr, uniform(128, 32768)});
+  std::vector<std::string> names;
+  for (const Shape& s : shapes) names.push_back(std::to_string(s.lengths.size()) + " x " + std::to_string(s.lengths[0] / 1024) + "k");
+  for (std::size_t i = 0; i < shapes.size(); ++i) shapes[i].name = names[i].c_str();
+  std::vector<Shape> ragged;
+  {
+    std::mt19937 random(5);
+    auto between = [&](int n, int low, int high) {
+      std::vector<int> v;
+      for (int i = 0; i < n; ++i) v.push_back(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
+      return v;
+    };
+    ragged.push_back({"64 of 1-66k", between(64, 1024, 66 * 1024)});
+    auto one = uniform(64, 4096);
+    one[17] = 131072;
+    ragged.push_back({"128k + 63x4k", one});
+    ragged.push_back({"64 of 1-8k", between(64, 1024, 8192)});
+    ragged.push_back({"8 of .1-4k", between(8, 100, 4096)});
+  }
+  const Shape big{"64 x 32k", uniform(64, 32768)};
+  if (what == "all" || what == "fp8") {
+    Bench<Fp8> bench(timer);
+    const std::vector<Variant> one = {variant<Fp8, 1, 4, 4, 1>("4x4"), variant<Fp8, 1, 3, 4, 1>("3x4"), variant<Fp8, 1, 5, 4, 1>("5x4"), variant<Fp8, 1, 7, 3, 1>("7x3"), variant<Fp8, 1, 4, 4, 1>("4x4pdl", true)};
+    const std::vector<Variant> two = {variant<Fp8, 2, 4, 4, 1>("4x4"), variant<Fp8, 2, 6, 3, 1>("6x3"), variant<Fp8, 2, 8, 2, 2>("8x2x2"), variant<Fp8, 2, 4, 4, 1>("4x4pdl", true)};
+    for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
+    for (const Shape& s : ragged) bench.run(s, 1, one, "fp8");
+    for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
+  }
+  if (what == "profile") {  // two launches worth a profiler's look
+    Bench<Fp8> bench(timer);
+    bench.run(big, 1, {variant<Fp8, 1, 4, 4, 1>("4x4")}, "fp8");
+    bench.run(big, 2, {variant<Fp8, 2, 4, 4, 1>("4x4")}, "fp8");
+  }
+  if (what == "all" || what == "bf16") {
+    Bench<Bf16> bench(timer);
+    const std::vector<Variant> one = {variant<Bf16, 1, 2, 4, 1>("2x4"), variant<Bf16, 1, 3, 3, 1>("3x3"), variant<Bf16, 1, 5, 2, 1>("5x2")};
+    const std::vector<Variant> two = {variant<Bf16, 2, 4, 2, 2>("4x2x2"), variant<Bf16, 2, 2, 3, 1>("2x3"), variant<Bf16, 2, 4, 2, 1>("4x2")};
+    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "bf16");
+    for (const Shape& s : {shapes[4], big}) bench.run(s, 2, two, "bf16");
+  }
+  if (what == "all" || what == "fp4") {
+    Bench<Fp4> bench(timer);
+    const std::vector<Variant> one = {variant<Fp4, 1, 4, 4, 1>("4x4"), variant<Fp4, 1, 6, 4, 1>("6x4"), variant<Fp4, 1, 8, 3, 1>("8x3")};
+    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "fp4");
+  }
+  return 0;
+}

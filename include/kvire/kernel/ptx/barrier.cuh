@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/base/std.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Thin names for the PTX of mbarriers, bulk copies and named barriers (sm_90 and later). Addresses of shared memory are 32-bit `shared` addresses.
+namespace ptx {
+
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t shared_address(const void* p) { return static_cast<kstd::uint32_t>(__cvta_generic_to_shared(p)); }
+
+KVIRE_DEVICE KVIRE_INLINE void mbarrier_init(kstd::uint32_t barrier, kstd::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Makes initialised mbarriers visible to the copy engine.
+KVIRE_DEVICE KVIRE_INLINE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+KVIRE_DEVICE KVIRE_INLINE void mbarrier_arrive(kstd::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// Arrives and announces `bytes` that the copy engine will deliver in this phase.
+KVIRE_DEVICE KVIRE_INLINE void mbarrier_arrive_expect(kstd::uint32_t barrier, kstd::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Waits until the phase with this parity has completed. On a fresh barrier, parity 1 counts as completed.
+KVIRE_DEVICE KVIRE_INLINE void mbarrier_wait(kstd::uint32_t barrier, kstd::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "bra again;\n"
+      "over:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// Copies `bytes` (a multiple of 16; both addresses 16-byte aligned) from global to shared memory; counted on the mbarrier.
+KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, kstd::uint32_t bytes, kstd::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/// Orders this thread's ordinary shared-memory writes before later reads by the tensor cores and the copy engine.
+KVIRE_DEVICE KVIRE_INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Hardware barrier `id` (0 is __syncthreads) among `threads` threads.
+KVIRE_DEVICE KVIRE_INLINE void named_barrier(int id, int threads) { asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+/// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible.
+KVIRE_DEVICE KVIRE_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+KVIRE_DEVICE KVIRE_INLINE void wait_for_earlier_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+KVIRE_DEVICE KVIRE_INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+struct Words4 {
+  kstd::uint32_t x, y, z, w;
+};
+KVIRE_DEVICE KVIRE_INLINE Words4 load_shared4(kstd::uint32_t at) {
+  Words4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t load_shared(kstd::uint32_t at) {
+  kstd::uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+KVIRE_DEVICE KVIRE_INLINE void store_shared(kstd::uint32_t at, kstd::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+KVIRE_DEVICE KVIRE_INLINE void store_shared4(kstd::uint32_t at, Words4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/// Read-only global load of 16 bytes.
+KVIRE_DEVICE KVIRE_INLINE Words4 load_global4(const void* p) {
+  Words4 v;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+}  // namespace ptx
+
+KVIRE_NAMESPACE_END
