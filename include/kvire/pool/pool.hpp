@@ -131,7 +131,8 @@ class PagePool {
     const detail::SlabShape shape{options.layers, options.pages, P::page_bytes, align_up(P::page_bytes, options.page_multiple),
                                   options.arrangement};
     using Memory = BackendMemory<Backend, Side>;
-    auto slab = detail::Slab::make(options.name, shape, options.memory ? *options.memory : Memory::resource(), &Memory::fill);
+    auto slab = detail::Slab::make(options.name, shape, options.memory ? *options.memory : Memory::resource(shape.page_stride),
+                                   &Memory::fill);
     if (!slab.ok()) return slab.error();
     slab.value()->fill_on_free = options.fill_on_free;
     ledger.attach_memory(slab.value());

@@ -34,7 +34,8 @@ template <class Side>
 struct BackendMemory<Host, Side> {
   /// The host can read and write the pages directly.
   static constexpr bool addressable = true;
-  static AnyResource resource() { return HostMemory{}; }
+  /// Memory for pages that start at multiples of `page_stride`.
+  static AnyResource resource([[maybe_unused]] std::int64_t page_stride) { return HostMemory{}; }
   static Status fill(std::byte* p, unsigned char value, std::int64_t bytes) {
     std::memset(p, value, static_cast<std::size_t>(bytes));
     return {};

@@ -24,6 +24,8 @@ class LeaseEnd<Host> {
     (void)event_.mark_recorded();
     return event_;
   }
+  /// Queued kernels hold copies of the lease, so it needs no list of streams.
+  void used(Stream<Host>&) {}
 
  private:
   Event<Host> event_;

@@ -72,7 +72,7 @@ struct LeaseState {
   std::vector<std::int32_t> pages;     ///< of a write lease, ascending
   std::shared_ptr<const void> memory;  ///< keeps the pool's bytes, and names the pool
   std::shared_ptr<void> hold;          ///< of the pages, where they are known
-  LeaseEnd<Backend> end;               ///< declared last: ends first
+  mutable LeaseEnd<Backend> end;       ///< declared last: ends first
 };
 
 struct LeaseMaker;
@@ -177,11 +177,13 @@ struct kernel_access {
   template <class P, class B>
   static ConstPageView<P, B> view(const ReadLease<P, B>& lease, Stream<B>& stream) {
     queue_waits(*lease.state_, stream);
+    lease.state_->end.used(stream);
     return lease.view_;
   }
   template <class P, class B>
   static PageView<P, B> view(const WriteLease<P, B>& lease, Stream<B>& stream) {
     queue_waits(*lease.state_, stream);
+    lease.state_->end.used(stream);
     return lease.view_;
   }
 
