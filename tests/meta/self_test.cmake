@@ -63,7 +63,7 @@ tree(headers_cuh headers "a .hpp includes <kvire/kernel/b.cuh>" include/kvire/ke
 tree(headers_mixed headers "which needs the toolkit" include/kvire/pool/a.hpp "${once}#include <kvire/pool/cuda/b.hpp>@n")
 
 tree(macros_good macros ok include/kvire/base/config.hpp "#if defined(__CUDACC__)@n#endif@n"
-  include/kvire/pool/a.hpp "// __GNUC__@n#if KVIRE_CUDA_COMPILER && !defined(KVIRE_RTC)@n#endif@n")
+  include/kvire/pool/a.hpp "// __GNUC__@n#if KVIRE_CUDA_COMPILER && !defined(KVIRE_RTC)@n#endif@n#if defined(SYS_get_mempolicy)@n#endif@n")
 tree(macros_if macros "reads __GNUC__" include/kvire/pool/a.hpp "#if defined(__GNUC__)@n#endif@n")
 tree(macros_ifdef macros "reads NDEBUG" include/kvire/pool/a.hpp "#ifdef NDEBUG@n#endif@n")
 tree(macros_body macros "names __CUDA_ARCH__" include/kvire/pool/a.hpp "int a = __CUDA_ARCH__@s@n")
