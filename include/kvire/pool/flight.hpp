@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <span>
 
 #include <kvire/exec/backend.hpp>
 #include <kvire/pool/ledger_core.hpp>
@@ -157,6 +158,20 @@ class LedgerState final : public LedgerCore {
     for (const auto* flight : flights_) {
       if (is_final(flight->event.query())) continue;
       if (std::binary_search(flight->pages.begin(), flight->pages.end(), page)) found.push_back({flight->use, flight->event, flight->stream});
+    }
+    return found;
+  }
+
+  /// The same for many pages, ascending, at once: each flight with the first of the pages that it touches.
+  std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) {
+    std::vector<std::pair<std::int32_t, InFlight<Backend>>> found;
+    std::lock_guard lock(mutex_);
+    for (const auto* flight : flights_) {
+      if (is_final(flight->event.query())) continue;
+      auto a = pages.begin();
+      auto b = flight->pages.begin();
+      while (a != pages.end() && b != flight->pages.end() && *a != *b) *a < *b ? void(++a) : void(++b);
+      if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, {flight->use, flight->event, flight->stream}});
     }
     return found;
   }

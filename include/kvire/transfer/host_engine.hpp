@@ -38,7 +38,7 @@ struct TransferEngine<Host> {
     int position = 0;
     CopyInfo info;
     MovedCount count;
-    MoveOnlyFunction<Status()> move;
+    MoveOnlyFunction<void(bool streaming)> move;
     MoveOnlyFunction<Digest()> source = {};       // with digests only
     MoveOnlyFunction<Digest()> destination = {};
   };
@@ -51,10 +51,7 @@ struct TransferEngine<Host> {
     piece.count.pages = n;
     piece.count.tokens = n * P::tokens_per_page;
     piece.count.bytes = n * P::page_bytes;
-    piece.move = [to, from, ids]() -> Status {
-      copy_pages<P>(to, ids->to, from, ids->from);
-      return {};
-    };
+    piece.move = [to, from, ids](bool streaming) { copy_pages<P>(to, ids->to, from, ids->from, streaming); };
     if (digest == 0) return;
     piece.source = [from, ids, digest] { return digest_pages<P>(digest, from, ids->from); };
     piece.destination = [to, ids, digest] { return digest_pages<P>(digest, ConstPageView<P, Host>(to), ids->to); };
@@ -67,10 +64,7 @@ struct TransferEngine<Host> {
     piece.count.granularity = Granularity::token;
     piece.count.tokens = n;
     piece.count.bytes = n * token_bytes<P>;
-    piece.move = [to, from, ids]() -> Status {
-      copy_rows<P>(to, ids->to, from, ids->from);
-      return {};
-    };
+    piece.move = [to, from, ids](bool) { copy_rows<P>(to, ids->to, from, ids->from); };
     if (digest == 0) return;
     piece.source = [from, ids, digest] { return digest_slots<P>(digest, from, ids->from); };
     piece.destination = [to, ids, digest] { return digest_slots<P>(digest, ConstPageView<P, Host>(to), ids->to); };
@@ -93,7 +87,8 @@ struct TransferEngine<Host> {
     auto expected = std::make_shared<Digest>();
     const bool digest = static_cast<bool>(piece.source);
     if (digest) stream.launch([source = std::move(piece.source), expected]() mutable { *expected = source(); });
-    stream.copy_with(piece.info, std::move(piece.move), [state, count = std::move(piece.count)](const Status& status) {
+    const bool streaming = state->planned_bytes >= streaming_bytes;
+    stream.copy_with(piece.info, [move = std::move(piece.move), streaming]() mutable { move(streaming); }, [state, count = std::move(piece.count)](const Status& status) {
       if (status.ok()) state->count(count);
     });
     if (!digest) return;

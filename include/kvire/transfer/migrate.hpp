@@ -74,9 +74,8 @@ Result<PreparedTransfer<Host>> prepare_migrate(const PagePool<P, Host, Side>& fr
     piece.count.pages = n;
     piece.count.tokens = n * Q::tokens_per_page;
     piece.count.bytes = n * Q::used_bytes;
-    piece.move = [destination = pool_access::view(to, slot), source = pool_access::const_view(from, slot), ids, row]() -> Status {
+    piece.move = [destination = pool_access::view(to, slot), source = pool_access::const_view(from, slot), ids, row](bool) {
       detail::migrate_pages<P, Q>(destination, source, *ids, row);
-      return {};
     };
   });
 }

@@ -14,6 +14,7 @@
 #include <kvire/pool/ledger.hpp>
 #include <kvire/transfer/host_engine.hpp>
 #include <kvire/transfer/plan.hpp>
+#include <kvire/transfer/unique.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -126,15 +127,17 @@ class TransferBuilder {
       return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + std::to_string(pages.size()) + " pages but " +
                                             std::to_string(generations.size()) + " generations"};
     }
-    std::vector<PageId> sorted = pages;
-    std::sort(sorted.begin(), sorted.end());
-    const auto repeated = std::adjacent_find(sorted.begin(), sorted.end());
-    const PageId twice = repeated == sorted.end() ? PageId() : *repeated;
-    sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-    auto hold = ledger.hold(sorted, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done());
+    std::vector<std::int32_t> list;
+    list.reserve(pages.size());
+    for (const PageId page : pages) list.push_back(page.value);
+    UniqueIds<std::int32_t> unique = unique_ids(list, ledger.pages());
+    std::vector<PageId> once;
+    once.reserve(unique.ids.size());
+    for (const std::int32_t id : unique.ids) once.push_back(PageId(id));
+    auto hold = ledger.hold(once, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done());
     if (!hold.ok()) return hold.error();
-    if (destination && !twice.none()) {
-      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(twice.value) +
+    if (destination && unique.twice >= 0) {
+      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(unique.twice) +
                                              " is the destination of two pages of the plan"};
     }
     transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
@@ -142,19 +145,16 @@ class TransferBuilder {
     for (std::size_t i = 0; i < generations.size(); ++i) {
       if (Status status = ledger.check(PageKey<PageId>{pages[i], generations[i]}); !status.ok()) return status;
     }
-    transfer_.earlier_.push_back([ledger, sorted = std::move(sorted), destination, own = transfer_.progress_->done()](
+    transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done()](
                                      const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
-      for (const PageId page : sorted) {
-        if (ledger.holds(page) <= 1) continue;  // this transfer's own
-        for (const auto& flight : ledger.in_flight(page)) {
-          if (flight.event == own || (stream == flight.stream && stream != nullptr) || !(destination || writes(flight.use))) continue;
-          if (flight.event.query() == EventState::unrecorded) {
-            return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
-                                              std::to_string(page.value) + " (" + flight.event.label() + ") has not been issued"};
-          }
-          const bool known = std::any_of(waits.begin(), waits.end(), [&](const auto& wait) { return wait.event == flight.event; });
-          if (!known) waits.push_back({flight.event, destination});
+      for (const auto& [page, flight] : ledger.in_flight(ids)) {
+        if (flight.event == own || (stream == flight.stream && stream != nullptr) || !(destination || writes(flight.use))) continue;
+        if (flight.event.query() == EventState::unrecorded) {
+          return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
+                                            std::to_string(page) + " (" + flight.event.label() + ") has not been issued"};
         }
+        const bool known = std::any_of(waits.begin(), waits.end(), [&](const auto& wait) { return wait.event == flight.event; });
+        if (!known) waits.push_back({flight.event, destination});
       }
       return {};
     });
@@ -164,7 +164,10 @@ class TransferBuilder {
   /// A name that lives as long as the queued copies.
   const char* keep(const std::string& name) { return transfer_.shared_->entry_names.emplace_back(name).c_str(); }
 
-  void add(typename TransferEngine<Backend>::Piece piece) { transfer_.pieces_.push_back(std::move(piece)); }
+  void add(typename TransferEngine<Backend>::Piece piece) {
+    transfer_.shared_->planned_bytes += piece.count.bytes;
+    transfer_.pieces_.push_back(std::move(piece));
+  }
 
   PreparedTransfer<Backend> finish() {
     std::stable_sort(transfer_.pieces_.begin(), transfer_.pieces_.end(), [](const auto& a, const auto& b) { return a.position < b.position; });

@@ -42,6 +42,7 @@ struct TransferState {
   std::deque<std::string> entry_names;  // referred to by queued copies
   std::shared_ptr<TransferStats> totals;
   TransferStats moved;
+  std::int64_t planned_bytes = 0;
   bool clean_start = false;  // the stream had not failed when it came to this transfer; only its thread touches it
 
   std::mutex mutex;

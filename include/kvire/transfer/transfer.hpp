@@ -69,22 +69,23 @@ template <class P, class Backend, class PageId>
 Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Backend>& ledger, const std::vector<TokenSlot<PageId>>& slots,
                   bool destination) {
   const std::int64_t bound = static_cast<std::int64_t>(ledger.pages()) * P::tokens_per_page;
-  std::vector<std::int64_t> sorted;
-  std::vector<PageId> pages;
+  std::vector<std::int64_t> list;
+  list.reserve(slots.size());
   for (const auto& slot : slots) {
     if (slot.value < 0 || slot.value >= bound) {
       return Error{ErrorCode::out_of_range, "pool " + ledger.name() + ": token slot " + std::to_string(slot.value) +
                                                 (slot.value < 0 ? " is negative" : " is not below " + std::to_string(bound))};
     }
-    sorted.push_back(slot.value);
+    list.push_back(slot.value);
   }
-  std::sort(sorted.begin(), sorted.end());
-  for (std::size_t i = 0; i < sorted.size(); ++i) {
-    if (destination && i > 0 && sorted[i] == sorted[i - 1]) {
-      return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": token slot " + std::to_string(sorted[i]) +
-                                             " is the destination of two tokens of the plan"};
-    }
-    const PageId page(static_cast<std::int32_t>(sorted[i] / P::tokens_per_page));
+  const UniqueIds<std::int64_t> unique = unique_ids(list, bound);
+  if (destination && unique.twice >= 0) {
+    return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": token slot " + std::to_string(unique.twice) +
+                                           " is the destination of two tokens of the plan"};
+  }
+  std::vector<PageId> pages;
+  for (const std::int64_t slot : unique.ids) {
+    const PageId page(static_cast<std::int32_t>(slot / P::tokens_per_page));
     if (pages.empty() || pages.back() != page) pages.push_back(page);
   }
   return builder.hold(ledger, pages, {}, destination);

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include <kvire/base/config.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// The ids of a list, each once and ascending, and one that the list names twice (-1: none).
+template <class Int>
+struct UniqueIds {
+  std::vector<Int> ids;
+  Int twice = -1;
+};
+
+/// For ids that are mostly in [0, bound): by a bitmap where that is cheaper than sorting, which is what a plan's check would spend its time on.
+template <class Int>
+UniqueIds<Int> unique_ids(const std::vector<Int>& list, std::int64_t bound) {
+  UniqueIds<Int> out;
+  const bool inside = std::all_of(list.begin(), list.end(), [&](Int id) { return id >= 0 && id < bound; });
+  if (!inside || bound / 64 > 8 * static_cast<std::int64_t>(list.size())) {
+    out.ids = list;
+    std::sort(out.ids.begin(), out.ids.end());
+    const auto repeated = std::adjacent_find(out.ids.begin(), out.ids.end());
+    if (repeated != out.ids.end()) out.twice = *repeated;
+    out.ids.erase(std::unique(out.ids.begin(), out.ids.end()), out.ids.end());
+    return out;
+  }
+  std::vector<std::uint64_t> seen(static_cast<std::size_t>(bound / 64 + 1));
+  for (const Int id : list) {
+    std::uint64_t& word = seen[static_cast<std::size_t>(id / 64)];
+    const std::uint64_t bit = std::uint64_t(1) << (id % 64);
+    if ((word & bit) != 0) out.twice = id;
+    word |= bit;
+  }
+  out.ids.reserve(list.size());
+  for (std::size_t w = 0; w < seen.size(); ++w) {
+    for (std::uint64_t word = seen[w]; word != 0; word &= word - 1) {
+      out.ids.push_back(static_cast<Int>(static_cast<std::int64_t>(w) * 64 + std::countr_zero(word)));
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END
