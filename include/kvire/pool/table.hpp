@@ -26,7 +26,7 @@ class Table {
     table.buffer_ = std::move(buffer).value();
     table.size_ = size;
     if (!table.buffer_.zeroed()) std::memset(table.buffer_.data(), 0, static_cast<std::size_t>(bytes));
-    return table;
+    return Result<Table>(std::move(table));
   }
 
   std::int64_t size() const { return size_; }

@@ -40,6 +40,7 @@ class [[nodiscard]] PreparedTransfer {
       pieces_ = std::move(other.pieces_);
       after_ = std::move(other.after_);
       wait_limit_ = other.wait_limit_;
+      engine_ = other.engine_;
     }
     return *this;
   }
@@ -62,13 +63,7 @@ class [[nodiscard]] PreparedTransfer {
     for (auto& collect : earlier_) {
       if (Status status = collect(stream.identity(), waits); !status.ok()) return status.error();
     }
-    Engine::begin(stream, shared_, waits, wait_limit_);
-    std::size_t next = 0;
-    for (int position = 0; position < progress_->layers(); ++position) {
-      for (; next < pieces_.size() && pieces_[next].position == position; ++next) Engine::queue(stream, shared_, std::move(pieces_[next]));
-      progress_->issued(position, stream.record(progress_->name()));
-    }
-    Engine::end(stream, shared_, progress_->done());
+    if (Status status = Engine::issue(stream, shared_, waits, wait_limit_, pieces_, *progress_, engine_); !status.ok()) return status.error();
     Ticket<Backend> ticket;
     ticket.progress_ = std::move(progress_);
     ticket.shared_ = std::move(shared_);
@@ -96,6 +91,7 @@ class [[nodiscard]] PreparedTransfer {
   std::vector<typename detail::TransferEngine<Backend>::Piece> pieces_;  // ascending by position
   std::vector<Event<Backend>> after_;
   std::chrono::milliseconds wait_limit_{0};
+  EngineOptions<Backend> engine_;
 };
 
 namespace detail {
@@ -114,6 +110,7 @@ class TransferBuilder {
     transfer_.shared_->totals = options.stats;
     transfer_.after_ = options.after;
     transfer_.wait_limit_ = options.wait_limit;
+    transfer_.engine_ = options.engine;
   }
 
   LoadProgress<Backend>& progress() { return *transfer_.progress_; }
