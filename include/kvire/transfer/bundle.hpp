@@ -115,7 +115,7 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
       if (held.ok()) {
         ids[Bundle::template space_index<Space>()] = std::move(held).value();
       } else {
-        status = held.error();
+        (void)(status = held.error());  // nvcc takes the result of an assignment for a discarded value
       }
     }
   });

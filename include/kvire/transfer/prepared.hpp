@@ -150,7 +150,7 @@ class TransferBuilder {
           return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
                                             std::to_string(page) + " (" + flight.event.label() + ") has not been issued"};
         }
-        const bool known = std::any_of(waits.begin(), waits.end(), [&](const auto& wait) { return wait.event == flight.event; });
+        const bool known = std::any_of(waits.begin(), waits.end(), [&event = flight.event](const auto& wait) { return wait.event == event; });
         if (!known) waits.push_back({flight.event, destination});
       }
       return {};
