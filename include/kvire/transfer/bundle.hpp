@@ -136,7 +136,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
       typename Engine::Piece piece;
       piece.position = position;
       piece.info = {.entry = Entry::name, .layer = layer, .direction = direction};
-      piece.count = {.entry = Entry::name, .copies = 1};
+      piece.count.entry = Entry::name;
+      piece.count.copies = 1;
       const std::uint64_t digest = options.digest ? digest_key(fingerprint64<P> ^ digest_name(Entry::name), layer) | 1 : 0;
       Engine::template pages<P>(piece, pool_access::view(destination, slot), pool_access::const_view(source, slot), entry_ids, digest);
       builder.add(std::move(piece));

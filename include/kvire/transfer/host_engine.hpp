@@ -110,6 +110,19 @@ struct TransferEngine<Host> {
     // The failure of a transfer is known to its ticket and its readers; what follows on the stream does not depend on it.
     stream.clear_failure_if([state] { return state->clean_start; });
   }
+
+  /// All of it, with an event behind each layer. Never fails here: what goes wrong is found on the stream.
+  static Status issue(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Host>>& waits,
+                      std::chrono::milliseconds limit, std::vector<Piece>& pieces, LoadProgress<Host>& progress, const EngineOptions<Host>&) {
+    begin(stream, state, waits, limit);
+    std::size_t next = 0;
+    for (int position = 0; position < progress.layers(); ++position) {
+      for (; next < pieces.size() && pieces[next].position == position; ++next) queue(stream, state, std::move(pieces[next]));
+      progress.issued(position, stream.record(progress.name()));
+    }
+    end(stream, state, progress.done());
+    return {};
+  }
 };
 
 }  // namespace detail

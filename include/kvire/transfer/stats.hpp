@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -36,6 +37,7 @@ struct MovedCount {
   std::int64_t copies = 0;  ///< one a layer: batches, not pages
   std::int64_t pages = 0;   ///< whole pages; 0 for token plans
   std::int64_t tokens = 0;  ///< rows, those of whole pages included
+  int sms = 0;              ///< multiprocessors that a kernel used; 0: none
   std::int64_t bytes = 0;   ///< written at the destination, padding of whole pages included
 };
 
@@ -46,6 +48,7 @@ class TransferStats {
     std::lock_guard lock(mutex_);
     for (MovedCount& count : counts_) {
       if (count.entry != moved.entry || count.granularity != moved.granularity || count.engine != moved.engine) continue;
+      count.sms = std::max(count.sms, moved.sms);
       count.copies += moved.copies;
       count.pages += moved.pages;
       count.tokens += moved.tokens;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <kvire/base/result.hpp>
+#include <kvire/exec/function.hpp>
 #include <kvire/sync/progress.hpp>
 #include <kvire/transfer/digest.hpp>
 #include <kvire/transfer/stats.hpp>
@@ -24,6 +25,10 @@ struct LayerRange {
   std::int32_t count = -1;  ///< -1: to the last
 };
 
+/// How a backend is to move the bytes; nothing to say for the host. Specialised by backends that have a choice (transfer/cuda/options.hpp).
+template <class Backend>
+struct EngineOptions {};
+
 template <class Backend>
 struct TransferOptions {
   std::string name = "transfer";              ///< for messages
@@ -32,6 +37,7 @@ struct TransferOptions {
   bool digest = false;                        ///< checksum source and destination of every layer; a difference fails the transfer there
   std::shared_ptr<TransferStats> stats = {};  ///< also counted here
   std::chrono::milliseconds wait_limit{30'000};  ///< how long the stream waits for earlier work before the transfer fails
+  EngineOptions<Backend> engine = {};
 };
 
 namespace detail {
@@ -49,9 +55,16 @@ struct TransferState {
   Digest source;
   Digest destination;
 
+  // For backends whose host is not told of what has arrived: finds out, and counts it.
+  MoveOnlyFunction<void(TransferState&)> refresh;
+
   void count(const MovedCount& count) {
     moved.add(count);
     if (totals) totals->add(count);
+  }
+  void update() {
+    std::lock_guard lock(mutex);
+    if (refresh) refresh(*this);
   }
 };
 
@@ -83,9 +96,15 @@ class [[nodiscard]] Ticket {
   }
 
   /// What has arrived so far.
-  std::vector<MovedCount> moved() const { return shared_->moved.counts(); }
+  std::vector<MovedCount> moved() const {
+    shared_->update();
+    return shared_->moved.counts();
+  }
   /// Sum of the bytes.
-  std::int64_t bytes() const { return shared_->moved.bytes(); }
+  std::int64_t bytes() const {
+    shared_->update();
+    return shared_->moved.bytes();
+  }
 
   /// Checksums over everything moved, with TransferOptions::digest and once the ticket is complete. Equal here (or the transfer has failed),
   /// and equal to those of any transfer of the same content by the same plan positions.

@@ -156,7 +156,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     typename TransferEngine<Backend>::Piece piece;
     piece.position = static_cast<int>(i);
     piece.info = {.entry = name, .layer = slot.value, .direction = direction};
-    piece.count = {.entry = name, .copies = 1};
+    piece.count.entry = name;
+    piece.count.copies = 1;
     fill(piece, slot, ids.value(), options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : std::uint64_t(0));
     builder.add(std::move(piece));
   }
