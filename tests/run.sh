@@ -97,7 +97,7 @@ stage() {
 }
 
 mkdir -p build
-stage host host -L "host|golden|engine"
+stage host host -L "host|golden|engine|example"
 stage checks host -L "header|fail|meta|consumer"
 stage clang host-clang -L "host|golden"
 stage fast-math fast-math -L "host|golden"

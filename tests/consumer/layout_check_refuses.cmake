@@ -20,3 +20,12 @@ endif()
 if(NOT output MATCHES "error:[^\n]*kvire \\[layout\\.expected-fingerprint\\]: ")
   message(FATAL_ERROR "the check refused without naming layout.expected-fingerprint:\n${output}")
 endif()
+
+# A change that is meant: the baseline is written anew, says so, and the check passes again.
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${FOLDER}/build" --target my_layouts_update OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(READ "${SOURCE}/layouts.txt" before)
+file(READ "${FOLDER}/project/layouts.txt" after)
+if(before STREQUAL after)
+  message(FATAL_ERROR "the update left the baseline as it was")
+endif()
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${FOLDER}/build" OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)

@@ -89,6 +89,9 @@ tree(sources_none sources "tests/a.cpp: has no" tests/a.cpp "int a@s@n")
 set(home "/ho")
 tree(sources_home sources "names a machine's folder" docs/a.md "see ${home}me/somebody/kvire@n")
 
+tree(links_good links ok README.md "see [a](docs/a.md#x) and [b](https://example.org) and [c](#here)@n" docs/a.md "[up](../README.md)@n")
+tree(links_bad links "docs/a.md: links to b.md" docs/a.md "[b](b.md)@n")
+
 set(witness "template <int A> struct W { static_assert(A == 1,@n  \"kvire [layout.one]: A is one. Otherwise \"@n  \"all breaks. Fix: pass 1, or pass none.\")@s }@s@n")
 set(test "#if KVIRE_FAIL == 1  // expect: layout.one@n#endif@n")
 set(row "| rule | why |@n| --- | --- |@n| `layout.one` | because |@n")
