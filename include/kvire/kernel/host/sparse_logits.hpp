@@ -67,15 +67,34 @@ class SparseLogits {
     parallel_for(rows, 4, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         float* to = packed_.get() + row * packed_row();
-        for (int h = 0; h < args_.heads; h += kernel_.heads) {
-          for (int d = 0; d < format_.dim; ++d) {
-            for (int j = 0; j < kernel_.heads; ++j) *to++ = h + j < args_.heads ? args_.query((row * args_.heads + h + j) * format_.dim + d) : 0.0F;
-          }
+        for (int h = 0; h < args_.heads; h += kernel_.heads, to += kernel_.heads * format_.dim) {
+          for (int j = 0; j < kernel_.heads; ++j) pack_head(row, h + j, to + j);
         }
         short_queries_[row] = kernel_.wants_short_products && are_short(packed_.get() + row * packed_row(), packed_row());
       }
     });
     return true;
+  }
+
+  // One head of a query, its elements a block of heads apart.
+  void pack_head(std::int64_t row, int head, float* to) const {
+    const int step = kernel_.heads;
+    const int dim = format_.dim;
+    if (head >= args_.heads) {
+      for (int d = 0; d < dim; ++d) to[d * step] = 0;
+      return;
+    }
+    const std::int64_t first = (row * args_.heads + head) * dim;
+    if (args_.query_element == Element::e4m3) {
+      const auto* from = static_cast<const std::uint8_t*>(args_.queries) + first;
+      for (int d = 0; d < dim; ++d) to[d * step] = baseline::e4m3_table.value[from[d]];
+    } else if (args_.query_element == Element::bf16) {
+      const auto* from = static_cast<const std::uint16_t*>(args_.queries) + first;
+      for (int d = 0; d < dim; ++d) to[d * step] = f32_from_bf16(from[d]);
+    } else {
+      const auto* from = static_cast<const float*>(args_.queries) + first;
+      for (int d = 0; d < dim; ++d) to[d * step] = from[d];
+    }
   }
 
   // Panels start at multiples of their size within a row.
