@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <kvire/codec/row.hpp>
@@ -96,14 +97,16 @@ inline std::vector<kvire::SimdLevel> levels() {
 template <class P>
 std::vector<double> exact_key(const std::byte* page, int token) {
   std::vector<double> key(P::dim);
-  kvire::for_each_field<P>([&](auto field) {
+  // Written out, because nvcc warns where for_each_field, which kernels use too, calls a lambda of the host alone.
+  const auto decode = [&](auto field) {
     using F = decltype(field);
     if constexpr (F::logical) {
       for (int i = 0; i < F::count; ++i) {
         key[static_cast<std::size_t>(F::first + i)] = kvire::decode_element<F::element>(kvire::load_code<F::element>(page + F::offset(token), i));
       }
     }
-  });
+  };
+  [&]<int... I>(std::integer_sequence<int, I...>) { (decode(kvire::RowField<P, I>{}), ...); }(std::make_integer_sequence<int, P::section_count>{});
   if constexpr (P::template has<kvire::role::Scale>) {
     using F = kvire::RowField<P, P::template section_of<typename P::Scaling::of>>;
     using S = kvire::RowField<P, P::template section_of<kvire::role::Scale>>;

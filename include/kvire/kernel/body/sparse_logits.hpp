@@ -10,6 +10,12 @@ KVIRE_NAMESPACE_BEGIN
 struct LogitsCounts {
   kstd::int64_t nan_logits = 0;  ///< logits that were NaN (a NaN in the key, its scale, the query or a weight, or infinity less infinity); they score -inf
   kstd::int64_t bad_pages = 0;   ///< page-table entries at or beyond the pool's pages, one a row and entry; their positions score -inf
+
+  KVIRE_HD constexpr LogitsCounts& operator+=(const LogitsCounts& other) {
+    nan_logits += other.nan_logits;
+    bad_pages += other.bad_pages;
+    return *this;
+  }
 };
 
 namespace body {

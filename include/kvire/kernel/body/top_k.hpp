@@ -16,6 +16,12 @@ enum class TopKOrder : unsigned char {
 struct TopKCounts {
   kstd::int64_t nan_scores = 0;  ///< NaN within a row's length; never selected
   kstd::int64_t bad_pages = 0;   ///< page-table entries that name no page of the pool, or one whose slots exceed 32 bits; never selected
+
+  KVIRE_HD constexpr TopKCounts& operator+=(const TopKCounts& other) {
+    nan_scores += other.nan_scores;
+    bad_pages += other.bad_pages;
+    return *this;
+  }
 };
 
 namespace body {
@@ -39,11 +45,12 @@ struct TopKArgs {
   kstd::int32_t page_count = 0x7FFFFFFF;  ///< ids from here on are bad
   bool translate = false;                 ///< list page_table[i / tokens_per_page] * tokens_per_page + i % tokens_per_page for position i
 
-  /// Positions of a row (batch * next_n of them), as SparseLogitsArgs::visible.
+  /// Positions of a row (batch * next_n of them), as SparseLogitsArgs::visible; none beyond the page table.
   KVIRE_HD kstd::int64_t visible(kstd::int64_t row) const {
     const kstd::int64_t length =
         lengths_per_query ? kstd::int64_t(lengths[row]) : kstd::int64_t(lengths[row / next_n]) - (next_n - 1 - row % next_n);
-    return length < 0 ? 0 : length < stride ? length : stride;
+    const kstd::int64_t most = page_table != nullptr && max_pages * tokens_per_page < stride ? max_pages * tokens_per_page : stride;
+    return length < 0 ? 0 : length < most ? length : most;
   }
 
   KVIRE_HD kstd::int32_t entry(kstd::int64_t row, kstd::int64_t position) const {
