@@ -190,24 +190,25 @@ class Cache {
     const auto victims = least_recent<Space>(batch, [&](const Place& p) { return p.device && p.users == 0; });
     for (Block* block : victims) {
       Place& p = place<Space>(*block);
-      if (!p.host && (p.host = take_host<Space>())) tiers_->template backup<Space>(p.host, p.device);
+      p.leaving = true;
+      if (!p.host && (p.host = take_host<Space>(block->used_at))) tiers_->template backup<Space>(p.host, p.device);
     }
     if (auto status = tiers_->issue_backups(); !status.ok() && failure_.ok()) failure_ = status;
     for (Block* block : victims) {
       place<Space>(*block).device = {};
-      place<Space>(*block).from_host = false;
+      place<Space>(*block).from_host = place<Space>(*block).leaving = false;
     }
     return !victims.empty();
   }
 
-  // A host page; drops the least recently used one if the tier is full.
+  // A host page for a block last used at `used_at`; if the tier is full, one that has been unused for longer is dropped.
   template <class Space>
-  kvire::PageRef<kvire::HostPage> take_host() {
+  kvire::PageRef<kvire::HostPage> take_host(std::uint64_t used_at) {
     if (options_.host_pages == 0) return {};
     for (;;) {
       if (auto page = tiers_->template allocate_host<Space>()) return page;
-      const auto victims = least_recent<Space>(1, [](const Place& p) { return p.host && p.users == 0; });
-      if (victims.empty()) return {};
+      const auto victims = least_recent<Space>(1, [](const Place& p) { return p.host && p.users == 0 && !p.leaving; });
+      if (victims.empty() || victims.front()->used_at > used_at) return {};
       place<Space>(*victims.front()).host = {};
     }
   }

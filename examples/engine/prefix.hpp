@@ -19,6 +19,7 @@ struct Place {
   kvire::PageRef<kvire::HostPage> host;
   int users = 0;           ///< active sessions that need it on the device
   bool from_host = false;  ///< the device page was filled by a load
+  bool leaving = false;    ///< on its way to the host in the present round
 
   bool anywhere() const { return device || host; }
 };
