@@ -134,11 +134,10 @@ int main(int argc, char** argv) {
       std::vector<kvire::TopKShape> tried = {kvire::top_k_shape(batch, columns, bench.processors, true)};
       if (shapes) {
         for (const int blocks : {1, 2, 4, 8, 16}) {
-          if (blocks > 1 && batch * blocks > 512) continue;
-          if (columns / blocks < 1024) continue;
+          if (blocks > 1 && batch * blocks > 256) continue;
+          if (columns / blocks < 4096) continue;
           tried.push_back({1024, 4, blocks});
           tried.push_back({1024, 8, blocks});
-          tried.push_back({512, 8, blocks});
         }
       }
       for (std::size_t t = 0; t < tried.size(); ++t) {

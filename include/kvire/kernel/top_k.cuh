@@ -8,15 +8,18 @@
 
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
 ///
-/// A row is cut into as many parts as a thread-block cluster has blocks (one block where there are no clusters). A block keeps the first
-/// chunk of its part in registers. A histogram of the leading 12 bits of the order-preserving key, summed over the cluster through
-/// distributed shared memory, gives the bin that holds the k-th key.
-///   - If the chunk is the whole part, the candidates of that bin are refined, 12 bits at a time or by counting, to the exact cut, and what
-///     lies above is written in position order by a scan.
-///   - If the part is longer, the bin's lower edge is a filter for the rest of the part, which is read once; survivors go to a list in
-///     shared memory. A list that runs over is pruned to its exact top k, which raises the filter, and the step is repeated from registers.
+/// Short rows (up to 4096 or 8192 scores): one block keeps the row in registers. A histogram of the leading 12 bits of the order-preserving key
+/// gives the bin that holds the k-th key, ranking the candidates of that bin gives the exact cut, and a scan writes what is not below it in
+/// position order.
+///
+/// Longer rows: the blocks of a thread-block cluster (one block where there are none) first read the same sample of the whole row and so
+/// agree, without talking, on a threshold that somewhat more than k scores should pass. Each block then reads its part of the row once and
+/// lists what passes; the lists meet in the first block's shared memory, which selects exactly among them. If fewer than k passed, or more
+/// than the list holds, the sample was misleading and the first block takes the row again, without guessing: the threshold is the k-th best
+/// of what it has read so far, and a list that runs over is pruned to its exact top k.
+///
 /// The cut is a pair of key and position, unique in the row, so ties need no path of their own and nothing depends on the order in which
-/// threads arrive. No candidate is ever dropped that could be selected; a filter only decides how much work is left.
+/// threads arrive. The guess decides how much work is left, never what is selected.
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -26,7 +29,6 @@ inline constexpr int max_k = 2048;
 inline constexpr int bins = 4096;
 inline constexpr int digit = 12;
 inline constexpr int position_bits = 28;               // rows up to 2^28
-inline constexpr int first_shift = 32 + position_bits - digit;
 inline constexpr int by_counting = 256;                // candidates that are ranked by comparing each with each
 
 using u32 = unsigned int;
@@ -69,23 +71,13 @@ __device__ inline u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ inline u32 peer_address(const void* p, u32 rank) {
   u32 a;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
   return a;
 }
-__device__ inline uint4 peer_load4(u32 a) {
-  uint4 v;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a) : "memory");
-  return v;
-}
-__device__ inline void peer_store4(u32 a, uint4 v) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ inline void peer_store(u32 a, u32 v) { asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
 __device__ inline void peer_store(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
 __device__ inline u32 peer_add(u32 a, u32 v) {
   u32 old;
@@ -94,11 +86,9 @@ __device__ inline u32 peer_add(u32 a, u32 v) {
 }
 #else
 __device__ inline u32 cluster_rank() { return 0; }
-__device__ inline void cluster_sync() { __syncthreads(); }
+__device__ inline void cluster_arrive() {}
+__device__ inline void cluster_wait() {}
 __device__ inline u32 peer_address(const void* p, u32) { return shared_address(p); }
-__device__ inline uint4 peer_load4(u32) { return {}; }
-__device__ inline void peer_store4(u32, uint4) {}
-__device__ inline void peer_store(u32, u32) {}
 __device__ inline void peer_store(u32, u64) {}
 __device__ inline u32 peer_add(u32, u32) { return 0; }
 #endif
@@ -109,40 +99,37 @@ __device__ inline float4 load_streaming4(const float* p) {
   return v;
 }
 
-struct Found {
+struct alignas(16) Found {
   u32 bin, above, count, all;
 };
 
 // Small shared state of a block.
 struct Scratch {
   u32 warp_sums[32];
-  u32 warp_sums_high[32];
-  u32 part_counts[16];
   Found found;
   u64 cut;
-  u32 listed;    // entries of the list, slots reserved
-  u32 gathered;  // entries that all blocks sent to the first
-  u32 counted;   // entries ranked by counting in this block
+  u32 listed;    // entries that this block has listed, from the list's front; beyond its capacity they are only counted
+  u32 received;  // entries that other blocks have sent, from the list's back
+  u32 counted;   // entries to be ranked by counting
   u32 emitted;
+  u32 least, most;  // keys
 };
 
-template <int Threads, int Items, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 struct Block {
   static constexpr int warps = Threads / 32;
-  static constexpr int quads = Items / 4;             // 16-byte loads per thread and chunk
+  static constexpr int quads = Items / 4;         // 16-byte loads per thread and chunk
   static constexpr int chunk = Threads * Items;
-  static constexpr int capacity = chunk + max_k;      // a pruned list always takes a whole chunk
+  static constexpr int capacity = Streams ? 16384 : chunk;  // a pruned list always takes a whole chunk
   static constexpr int bin_quads = bins / 4 / Threads;
-  static constexpr std::size_t shared_bytes = sizeof(u32) * bins * (Clustered ? 2 : 1) + sizeof(u64) * capacity;
-  static_assert(bins % (4 * Threads) == 0 && Threads % by_counting == 0);
+  static constexpr std::size_t shared_bytes = sizeof(u32) * bins + sizeof(u64) * capacity;
+  static_assert(bins % (4 * Threads) == 0 && Threads % by_counting == 0 && chunk <= 8192 && Items <= 8);
 
   const Params& p;
   Scratch& s;
-  u32* hist;   // of this block
-  u32* total;  // of the cluster
+  u32* hist;
   u64* list;
-  u64* candidates;     // over hist as well
-  u32* rank_of;        // behind candidates
+  u64* candidates;  // over hist, once a histogram has been searched
   const int tid, lane, warp;
   u32 rank = 0, blocks = 1;
   std::int64_t row;
@@ -150,23 +137,24 @@ struct Block {
   int begin = 0, end = 0;
   u32 nans = 0;
 
-  __device__ bool candidate_page(int position) const {
+  __device__ int page_of(int position) const { return p.page_shift >= 0 ? position >> p.page_shift : position / p.args.tokens_per_page; }
+  __device__ std::int32_t entry_of_page(int page) const { return p.args.page_table[row / p.args.next_n * p.args.max_pages + page]; }
+  __device__ bool on_good_page(int position) const {
     if constexpr (!Paged) return true;
-    const int page = p.page_shift >= 0 ? position >> p.page_shift : position / p.args.tokens_per_page;
-    return p.args.good_page(p.args.page_table[row / p.args.next_n * p.args.max_pages + page]);
+    return p.args.good_page(entry_of_page(page_of(position)));
   }
   __device__ int listed_as(int position) const {
     if constexpr (Paged) {
       if (p.args.translate) {
-        const int tokens = p.args.tokens_per_page;
-        const int page = p.page_shift >= 0 ? position >> p.page_shift : position / tokens;
-        return p.args.page_table[row / p.args.next_n * p.args.max_pages + page] * tokens + (position - page * tokens);
+        const int page = page_of(position);
+        return entry_of_page(page) * p.args.tokens_per_page + (position - page * p.args.tokens_per_page);
       }
     }
     return position;
   }
+  __device__ std::int32_t* out() const { return p.args.selected + row * p.args.k; }
 
-  // --- loads ---
+  // --- loads; -inf beyond the end ---
   __device__ float4 load4(int position) const {
     if (position + 4 <= end && p.vector_loads) return load_streaming4(scores + position);
     float4 v = {float_of(0xFF800000U), float_of(0xFF800000U), float_of(0xFF800000U), float_of(0xFF800000U)};
@@ -186,56 +174,6 @@ struct Block {
   __device__ void clear_hist() {
     for (int i = tid; i < bins / 4; i += Threads) reinterpret_cast<uint4*>(hist)[i] = uint4{0, 0, 0, 0};
   }
-  // Makes `total` the sum of all blocks' histograms, in every block. Ends with a barrier.
-  template <bool Distributed>
-  __device__ const u32* combine() {
-    if constexpr (Distributed) {
-      cluster_sync();
-      for (int i = tid; i < bins / 4; i += Threads) {
-        const u32 peer = u32(i) & (blocks - 1);
-        const u32 quad = rank * (bins / 4 / blocks) + u32(i) / blocks;
-        uint4 v = peer_load4(peer_address(hist + quad * 4, peer));
-        for (u32 distance = 1; distance < blocks; distance *= 2) {
-          v.x += __shfl_xor_sync(~0U, v.x, distance);
-          v.y += __shfl_xor_sync(~0U, v.y, distance);
-          v.z += __shfl_xor_sync(~0U, v.z, distance);
-          v.w += __shfl_xor_sync(~0U, v.w, distance);
-        }
-        peer_store4(peer_address(total + quad * 4, peer), v);
-      }
-      cluster_sync();
-      return total;
-    } else {
-      __syncthreads();
-      return hist;
-    }
-  }
-  // The bin, from the top, in which the need-th entry lies. Starts after a barrier, ends with one.
-  __device__ Found find(const u32* h, u32 need) {
-    uint4 v[bin_quads];
-    u32 sum = 0;
-#pragma unroll
-    for (int j = 0; j < bin_quads; ++j) {
-      v[j] = reinterpret_cast<const uint4*>(h)[bins / 4 - 1 - (tid * bin_quads + j)];
-      sum += v[j].x + v[j].y + v[j].z + v[j].w;
-    }
-    u32 before = exclusive_scan(sum);
-    if (before < need && need <= before + sum) {
-#pragma unroll
-      for (int j = 0; j < bin_quads; ++j) {
-        const u32 down[4] = {v[j].w, v[j].z, v[j].y, v[j].x};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (before < need && need <= before + down[i]) s.found = {u32(bins - 1 - (tid * bin_quads + j) * 4 - i), before, down[i], 0};
-          before += down[i];
-        }
-      }
-    } else if (tid == Threads - 1 && before + sum < need) {
-      s.found = {0, 0, 0, 1};
-    }
-    __syncthreads();
-    return s.found;
-  }
   // Sum over the threads before this one. One barrier inside; the caller puts one before the next use.
   __device__ u32 exclusive_scan(u32 x) {
     u32 up = x;
@@ -249,342 +187,548 @@ struct Block {
     const u32 w = lane < warp ? s.warp_sums[lane] : 0;
     return __reduce_add_sync(~0U, w) + up - x;
   }
-
-  // --- exact selection over the listed entries -----------------------------------------------------------------------------------------
-  // The cut with exactly `need` of the entries that start with `prefix` at or above it; `count` (more than `need`) of them start so.
-  template <bool Distributed>
-  __device__ u64 refine(u32 n, u64 prefix, int shift, u32 need, u32 count) {
-    for (;;) {
-      if (count == need) return prefix << shift;
-      if (count <= by_counting) return rank_candidates<Distributed>(n, prefix, shift, need, count);
-      shift -= digit;
-      clear_hist();
-      __syncthreads();
-      for (u32 i = u32(tid); i < n; i += Threads) {
-        const u64 e = list[i];
-        if ((e >> (shift + digit)) == prefix && e != 0) atomicAdd(&hist[u32(e >> shift) & (bins - 1)], 1U);
-      }
-      const Found f = find(combine<Distributed>(), need);
-      if (f.all != 0) return u64(1) << position_bits;  // only at the first digit: fewer than need entries
-      need -= f.above;
-      count = f.count;
-      prefix = prefix << digit | f.bin;
+  // The bin, from the top, in which the need-th entry lies. Starts after a barrier, ends with one. Only the warp whose bins hold it scans.
+  __device__ Found find(u32 need) {
+    uint4 v[bin_quads];
+    u32 sum = 0;
+#pragma unroll
+    for (int j = 0; j < bin_quads; ++j) {
+      v[j] = reinterpret_cast<const uint4*>(hist)[bins / 4 - 1 - (tid * bin_quads + j)];
+      sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
     }
-  }
-  template <bool Distributed>
-  __device__ u64 rank_candidates(u32 n, u64 prefix, int shift, u32 need, u32 count) {
-    if (tid < by_counting) rank_of[tid] = 0;
-    if (tid == 0) s.counted = 0;
+    const u32 mine = __reduce_add_sync(~0U, sum);
+    if (lane == 0) s.warp_sums[warp] = mine;
     __syncthreads();
-    for (u32 i = u32(tid); i < n; i += Threads) {
-      const u64 e = list[i];
-      if ((e >> shift) == prefix && e != 0) {
-        if constexpr (Distributed) {
-          peer_store(peer_address(candidates + peer_add(peer_address(&s.gathered, 0), 1), 0), e);
-        } else {
-          candidates[atomicAdd(&s.counted, 1U)] = e;
+    u32 before = __reduce_add_sync(~0U, lane < warp ? s.warp_sums[lane] : 0);
+    if (before < need && need <= before + mine) {
+      u32 up = sum;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const u32 other = __shfl_up_sync(~0U, up, d);
+        if (lane >= d) up += other;
+      }
+      before += up - sum;
+      if (before < need && need <= before + sum) {
+#pragma unroll
+        for (int j = 0; j < bin_quads; ++j) {
+          const u32 down[4] = {v[j].w, v[j].z, v[j].y, v[j].x};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (before < need && need <= before + down[i]) s.found = Found{u32(bins - 1 - (tid * bin_quads + j) * 4 - i), before, down[i], 0};
+            before += down[i];
+          }
         }
       }
-    }
-    if constexpr (Distributed) {
-      cluster_sync();
-      if (rank == 0) {
-        count_ranks(need, count);
-        __syncthreads();
-        if (u32(tid) < blocks) peer_store(peer_address(&s.cut, u32(tid)), s.cut);
-      }
-      cluster_sync();
-    } else {
-      __syncthreads();
-      count_ranks(need, count);
-      __syncthreads();
-    }
-    return s.cut;
-  }
-  __device__ void count_ranks(u32 need, u32 count) {
-    constexpr int teams = Threads / by_counting;
-    const int mine = tid % by_counting;
-    if (u32(mine) < count) {
-      const u64 e = candidates[mine];
-      u32 better = 0;
-      for (u32 j = u32(tid / by_counting); j < count; j += teams) better += candidates[j] > e ? 1U : 0U;
-      if (better != 0) atomicAdd(&rank_of[mine], better);
+    } else if (tid == Threads - 1 && before + mine < need) {
+      s.found = Found{0, 0, 0, 1};
     }
     __syncthreads();
-    if (u32(tid) < count && rank_of[tid] == need - 1) s.cut = candidates[tid];
+    return s.found;
   }
 
-  // --- the list ---
-  __device__ void list_chunk(const u32 (&keys)[Items], u32 least, u32 most) {
+  // --- exact selection -----------------------------------------------------------------------------------------------------------------
+  // The need-th best of the `count` candidates, which the caller has put into `candidates` and followed by a barrier. Ends with a barrier
+  // where there are more than 32.
+  __device__ u64 rank_candidates(u32 need, u32 count) {
+    if (count <= 32) {  // each warp for itself
+      const u64 mine = u32(lane) < count ? candidates[lane] : 0;
+      u32 better = 0;
+      for (u32 j = 0; j < count; ++j) better += candidates[j] > mine ? 1U : 0U;
+      const u32 winner = __ballot_sync(~0U, u32(lane) < count && better == need - 1);
+      return __shfl_sync(~0U, mine, __ffs(int(winner)) - 1);
+    }
+    constexpr u32 team = Threads / by_counting;
+    const u32 mine = u32(tid) / team;
+    if (u32(warp) * (32 / team) < count) {
+      const u64 e = mine < count ? candidates[mine] : 0;
+      u32 better = 0;
+#pragma unroll 4
+      for (u32 j = u32(tid) % team; j < count; j += team) better += candidates[j] > e ? 1U : 0U;
+#pragma unroll
+      for (u32 d = 1; d < team; d *= 2) better += __shfl_xor_sync(~0U, better, d);
+      if (mine < count && better == need - 1) s.cut = e;  // the same from each of the team
+    }
+    __syncthreads();
+    return s.cut;
+  }
+
+  // Entry i of the front and the back of the list.
+  __device__ u64 entry(u32 i, u32 front) const { return list[i < front ? i : u32(capacity) - 1 - (i - front)]; }
+
+  // The cut with exactly `need` of the n entries (0 is none) at or above it. More than `need` of them are entries.
+  __device__ u64 select(u32 n, u32 front, u32 need) {
+    // Bins of equal width between the least and the largest key: few candidates are left where scores are spread at all.
+    u32 least = ~0U, most = 0;
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u32 key = key_of(entry(i, front));
+      least = min(least, key != 0 ? key : ~0U);
+      most = max(most, key);
+    }
+    least = __reduce_min_sync(~0U, least);
+    most = __reduce_max_sync(~0U, most);
+    if (tid == 0) {
+      s.least = ~0U;
+      s.most = 0;
+      s.counted = 0;
+    }
+    clear_hist();
+    __syncthreads();
+    if (lane == 0) {
+      atomicMin(&s.least, least);
+      atomicMax(&s.most, most);
+    }
+    __syncthreads();
+    u64 base = u64(s.least) << position_bits;
+    u64 span = ((u64(s.most) + 1) << position_bits) - base;
+    int shift = max(0, 64 - __clzll(static_cast<long long>(span - 1)) - digit);
+    for (;;) {
+      for (u32 i = u32(tid); i < n; i += Threads) {
+        const u64 above = entry(i, front) - base;  // beyond any span for what is below the base, or no entry
+        if (above < span) atomicAdd(&hist[above >> shift], 1U);
+      }
+      __syncthreads();
+      const Found f = find(need);
+      base += u64(f.bin) << shift;
+      span = u64(1) << shift;
+      need -= f.above;
+      if (f.count == need) return base;
+      if (f.count <= by_counting) {
+        for (u32 i = u32(tid); i < n; i += Threads) {
+          const u64 e = entry(i, front);
+          if (e - base < span) candidates[atomicAdd(&s.counted, 1U)] = e;
+        }
+        __syncthreads();
+        return rank_candidates(need, f.count);
+      }
+      shift = max(0, shift - digit);
+      clear_hist();
+      __syncthreads();
+    }
+  }
+
+  // --- the row in registers --------------------------------------------------------------------------------------------------------------
+  __device__ void keys_of(u32 (&keys)[Items], const float4 (&v)[quads], int base, bool count_nans) {
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      const u32 b[4] = {bits_of(v[q].x), bits_of(v[q].y), bits_of(v[q].z), bits_of(v[q].w)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position = place(base, q) + i;
+        u32 key = position < end ? candidate_key(b[i]) : 0;
+        nans += count_nans && position < end && key == 0 ? 1U : 0U;
+        if (Paged && key != 0 && !on_good_page(position)) key = 0;
+        keys[q * 4 + i] = key;
+      }
+    }
+  }
+  __device__ void add_keys(const u32 (&keys)[Items]) {
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      if (keys[i] != 0) atomicAdd(&hist[keys[i] >> (32 - digit)], 1U);
+    }
+  }
+  __device__ u32 position_in_chunk(int base, int i) const { return u32(place(base, i / 4) + i % 4); }
+
+  // Lists the keys of the first chunk from `least` to `most`.
+  __device__ void list_keys(const u32 (&keys)[Items], u32 least, u32 most) {
     u32 n = 0;
 #pragma unroll
     for (int i = 0; i < Items; ++i) n += keys[i] >= least && keys[i] <= most ? 1U : 0U;
+    if (n == 0) return;
+    u32 slot = atomicAdd(&s.listed, n);
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      if (keys[i] >= least && keys[i] <= most) list[slot++] = entry_of(keys[i], position_in_chunk(begin, i));
+    }
+  }
+
+  __device__ void row_in_registers() {
+    float4 v[quads];
+    load_chunk(v, begin);
+    clear_hist();
+    if (tid == 0) {
+      s.listed = 0;
+      s.counted = 0;
+      s.emitted = 0;
+    }
+    __syncthreads();
+    u32 keys[Items];
+    keys_of(keys, v, begin, true);
+    add_keys(keys);
+    __syncthreads();
+    const u32 k = u32(p.args.k);
+    const Found f = find(k);
+    u64 cut = u64(1) << position_bits;
+    if (f.all == 0) {
+      const u32 need = k - f.above;
+      const u32 least = f.bin << (32 - digit);
+      if (f.count == need) {
+        cut = u64(least) << position_bits;
+      } else if (f.count <= by_counting) {
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+          if (keys[i] >> (32 - digit) == f.bin) candidates[atomicAdd(&s.counted, 1U)] = entry_of(keys[i], position_in_chunk(begin, i));
+        }
+        __syncthreads();
+        cut = rank_candidates(need, f.count);
+      } else {
+        list_keys(keys, least, least | ((1U << (32 - digit)) - 1));
+        __syncthreads();
+        cut = select(s.listed, s.listed, need);
+      }
+    }
+    if (p.args.order == TopKOrder::by_score) {
+      __syncthreads();
+      u64* ranked = reinterpret_cast<u64*>(hist);
+#pragma unroll
+      for (int i = 0; i < Items; ++i) {
+        const u64 e = entry_of(keys[i], position_in_chunk(begin, i));
+        if (e >= cut) ranked[atomicAdd(&s.emitted, 1U)] = e;
+      }
+      emit_by_score();
+    } else {
+      emit_keys(keys, cut, f.all == 0);
+    }
+  }
+
+  // In position order: 16-bit counts of two quads share a word.
+  __device__ void emit_keys(const u32 (&keys)[Items], u64 cut, bool full) {
+    u32 flags = 0;
+    u32 n = 0;
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      const bool taken = entry_of(keys[i], position_in_chunk(begin, i)) >= cut;
+      flags |= taken ? 1U << i : 0U;
+      n += taken ? 1U << (i / 4 * 16) : 0U;
+    }
+    const u32 mine = __reduce_add_sync(~0U, n);
+    if (lane == 0) s.warp_sums[warp] = mine;
     u32 up = n;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const u32 other = __shfl_up_sync(~0U, up, d);
       if (lane >= d) up += other;
     }
-    u32 slot = 0;
-    if (lane == 31 && up != 0) slot = atomicAdd(&s.listed, up);
-    slot = __shfl_sync(~0U, slot, 31) + up - n;
+    __syncthreads();
+    const u32 w = lane < warps ? s.warp_sums[lane] : 0;
+    const u32 before = __reduce_add_sync(~0U, lane < warp ? w : 0) + up - n;
+    const u32 all = quads == 1 && full ? u32(p.args.k) : __reduce_add_sync(~0U, w);
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      u32 slot = q == 0 ? before & 0xFFFFU : (all & 0xFFFFU) + (before >> 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((flags >> (q * 4 + i) & 1U) != 0) out()[slot++] = listed_as(place(begin, q) + i);
+      }
+    }
+    if (full) return;
+    for (int j = int((all & 0xFFFFU) + (all >> 16)) + tid; j < p.args.k; j += Threads) out()[j] = -1;
+  }
+
+  // --- the streamed row ------------------------------------------------------------------------------------------------------------------
+  // Lists what passes of one chunk. Entries beyond the capacity are counted, not kept; true if there were any.
+  __device__ bool list_passing(const float4 (&v)[quads], int base, u32 limit, bool count_nans) {
+    u32 mask = 0;
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
-      if (keys[i] >= least && keys[i] <= most) list[slot++] = entry_of(keys[i], u32(place(begin, i / 4) + i % 4));
+      const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
+      if (filter_key(b) >= limit) {
+        const int position = place(base, i / 4) + i % 4;
+        if (position < end) {
+          if (is_nan_bits(b)) {
+            nans += count_nans ? 1U : 0U;
+          } else if (on_good_page(position)) {
+            mask |= 1U << i;
+          }
+        }
+      }
+    }
+    if (mask == 0) return false;
+    u32 slot = atomicAdd(&s.listed, u32(__popc(mask)));
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      if ((mask >> i & 1U) != 0) {
+        const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
+        if (slot < u32(capacity)) list[slot] = entry_of(order_key(float_of(b)), position_in_chunk(base, i));
+        ++slot;
+      }
+    }
+    return slot > u32(capacity);
+  }
+  // A cheap test of a whole chunk first. Above zero, and if negative NaNs need not be counted, bits compare as signed integers.
+  template <bool Positive>
+  __device__ void list_part(float4 (&a)[quads], float4 (&b)[quads], u32 limit) {
+    const int least = int(limit - 0x7F800001U);
+    const auto take = [&](const float4(&v)[quads], int base) {
+      bool pass = false;
+#pragma unroll
+      for (int q = 0; q < quads; ++q) {
+        const u32 x = bits_of(v[q].x), y = bits_of(v[q].y), z = bits_of(v[q].z), w = bits_of(v[q].w);
+        if constexpr (Positive) {
+          pass = pass || max(max(int(x), int(y)), max(int(z), int(w))) >= least;
+        } else {
+          pass = pass || max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= limit;
+        }
+      }
+      if (pass) list_passing(v, base, limit, true);
+    };
+    for (int base = begin; base < end; base += 2 * chunk) {
+      take(a, base);
+      load_chunk(a, base + 2 * chunk);
+      if (base + chunk < end) take(b, base + chunk);
+      load_chunk(b, base + 3 * chunk);
     }
   }
 
+  // The threshold that the sample suggests: 1 (everything) or the least key to list.
+  __device__ u32 guess(int length) {
+    // 128 neighbouring scores for each warp and quad, spread over the row.
+    float4 v[quads];
+    const int distance = length / (quads * warps) & ~3;
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      const int at = (q * warps + warp) * distance + lane * 4;
+      v[q] = p.vector_loads ? load_streaming4(scores + at) : float4{scores[at], scores[at + 1], scores[at + 2], scores[at + 3]};
+    }
+    clear_hist();
+    __syncthreads();
+    u32 keys[Items];
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
+      keys[i] = candidate_key(b);
+      if (Paged && keys[i] != 0 && !on_good_page((i / 4 * warps + warp) * distance + lane * 4 + i % 4)) keys[i] = 0;
+    }
+    add_keys(keys);
+    __syncthreads();
+    // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
+    const float mean = float(p.args.k) * float(chunk) / float(length);
+    const u32 wanted = u32(mean + 5 * sqrtf(mean) + 6);
+    Found f = find(wanted);
+    if (f.all != 0) return 1;
+    u32 least = f.bin << (32 - digit);
+    if (f.count > wanted) {
+      // Most of what passes shares this bin: look at the next digit.
+      clear_hist();
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < Items; ++i) {
+        if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
+      }
+      __syncthreads();
+      f = find(wanted - f.above);
+      least |= f.bin << (32 - 2 * digit);
+    }
+    return least;
+  }
+
+  // Without guessing: the threshold is the k-th best so far.
+  __device__ void stream_alone(int length) {
+    begin = 0;
+    end = length;
+    float4 a[quads], b[quads];
+    load_chunk(a, 0);
+    load_chunk(b, chunk);
+    clear_hist();
+    if (tid == 0) s.listed = 0;
+    __syncthreads();
+    u32 least = 1;
+    {
+      u32 keys[Items];
+      keys_of(keys, a, 0, false);
+      add_keys(keys);
+      __syncthreads();
+      const Found f = find(u32(p.args.k));
+      if (f.all == 0) least = f.bin << (32 - digit);
+      list_keys(keys, least, ~0U);
+    }
+    __syncthreads();
+    u32 limit = filter_limit(least);
+    const auto take = [&](const float4(&v)[quads], int base) {
+      const bool overflow = list_passing(v, base, limit, false);
+      if (__syncthreads_or(overflow) != 0) {
+        limit = filter_limit(prune(base));
+        list_passing(v, base, limit, false);
+        __syncthreads();
+      }
+    };
+    for (int base = chunk; base < length; base += 2 * chunk) {
+      load_chunk(a, base + chunk);
+      take(b, base);
+      load_chunk(b, base + 2 * chunk);
+      if (base + chunk < length) take(a, base + chunk);
+    }
+  }
   // Keeps the exact top k of the listed entries before position `from`; returns the least key that later positions must have.
   __device__ u32 prune(int from) {
     for (int i = tid; i < capacity; i += Threads) {
       if (position_of(list[i]) >= u32(from)) list[i] = 0;
     }
     __syncthreads();
-    const u64 cut = refine<false>(capacity, 0, first_shift + digit, u32(p.args.k), ~0U);
-    constexpr int each = (capacity + Threads - 1) / Threads;
-    u64 kept[each];
-#pragma unroll
-    for (int j = 0; j < each; ++j) kept[j] = tid + j * Threads < capacity ? list[tid + j * Threads] : 0;
+    const u64 cut = select(capacity, capacity, u32(p.args.k));
     if (tid == 0) s.listed = 0;
     __syncthreads();
-#pragma unroll
-    for (int j = 0; j < each; ++j) {
-      if (kept[j] >= cut) list[atomicAdd(&s.listed, 1U)] = kept[j];
+    u64* kept = reinterpret_cast<u64*>(hist);  // as large as the largest k
+    for (u32 i = u32(tid); i < u32(capacity); i += Threads) {
+      if (list[i] >= cut) kept[atomicAdd(&s.listed, 1U)] = list[i];
     }
+    __syncthreads();
+    for (u32 i = u32(tid); i < s.listed; i += Threads) list[i] = kept[i];
     __syncthreads();
     return key_of(cut) + 1;  // a later position loses a tie
   }
 
-  // Lists what passes of one chunk; true if some of it found no room.
-  __device__ bool filter(const float4 (&v)[quads], int base, u32 limit, bool count_nans) {
-    bool overflow = false;
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const u32 b[4] = {bits_of(v[q].x), bits_of(v[q].y), bits_of(v[q].z), bits_of(v[q].w)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (filter_key(b[i]) >= limit) {
-          const int position = place(base, q) + i;
-          if (position < end) {
-            const u32 key = candidate_key(b[i]);
-            if (key == 0) {
-              nans += count_nans ? 1U : 0U;
-            } else if (candidate_page(position)) {
-              const u32 slot = atomicAdd(&s.listed, 1U);
-              if (slot < u32(capacity)) {
-                list[slot] = entry_of(key, u32(position));
-              } else {
-                overflow = true;
-              }
-            }
-          }
-        }
-      }
+  __device__ void row_in_stream(int length) {
+    const int part = int(align_up(ceil_div(std::int64_t(length), std::int64_t(blocks)), std::int64_t(32)));
+    begin = int(min(std::int64_t(rank) * part, std::int64_t(length)));
+    end = int(min(std::int64_t(begin) + part, std::int64_t(length)));
+    if (tid == 0) {
+      s.listed = 0;
+      s.received = 0;
+      s.emitted = 0;
     }
-    return overflow;
-  }
-  __device__ void take(const float4 (&v)[quads], int base, u32& limit) {
-    const bool overflow = filter(v, base, limit, true);
-    if (__syncthreads_or(overflow) != 0) {
-      limit = filter_limit(prune(base));
-      filter(v, base, limit, false);
-      __syncthreads();
-    }
-  }
-
-  // --- output ---
-  __device__ std::int32_t* out() const { return p.args.selected + row * p.args.k; }
-
-  // Selected entries before this block's, and in the whole row.
-  __device__ void share_counts(u32 mine, u32& before, u32& all) {
-    before = 0;
-    all = mine;
+    float4 a[quads], b[quads];
+    load_chunk(a, begin);
+    load_chunk(b, begin + chunk);
     if constexpr (Clustered) {
-      if (u32(tid) < blocks) peer_store(peer_address(&s.part_counts[rank], u32(tid)), mine);
-      cluster_sync();
-      all = 0;
-      for (u32 r = 0; r < blocks; ++r) {
-        before += r < rank ? s.part_counts[r] : 0;
-        all += s.part_counts[r];
-      }
+      __syncthreads();
+      cluster_arrive();  // the first block's counters are set
     }
-  }
-  __device__ void fill(u32 all) {
-    for (int j = int(all) + int(rank) * Threads + tid; j < p.args.k; j += int(blocks) * Threads) out()[j] = -1;
-  }
-
-  __device__ void emit_chunk(const u32 (&keys)[Items], u64 cut) {
-    // Four 16-bit counts in two words: one per quad of the chunk.
-    u32 flags = 0;
-    u32 low = 0, high = 0;
-#pragma unroll
-    for (int i = 0; i < Items; ++i) {
-      const bool taken = entry_of(keys[i], u32(place(begin, i / 4) + i % 4)) >= cut;
-      flags |= taken ? 1U << i : 0U;
-      const u32 one = taken ? 1U << (i / 4 % 2 * 16) : 0U;
-      if (i / 8 == 0) {
-        low += one;
-      } else {
-        high += one;
-      }
-    }
-    u32 low_up = low, high_up = high;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const u32 a = __shfl_up_sync(~0U, low_up, d);
-      if (lane >= d) low_up += a;
-      if (Items > 8) {
-        const u32 b = __shfl_up_sync(~0U, high_up, d);
-        if (lane >= d) high_up += b;
-      }
-    }
-    if (lane == 31) {
-      s.warp_sums[warp] = low_up;
-      if (Items > 8) s.warp_sums_high[warp] = high_up;
+    const u32 limit = filter_limit(guess(length));
+    if (p.counts == nullptr && limit > 0x7F800001U) {
+      list_part<true>(a, b, limit);
+    } else {
+      list_part<false>(a, b, limit);
     }
     __syncthreads();
-    const u32 w = lane < warps ? s.warp_sums[lane] : 0;
-    const u32 low_before = __reduce_add_sync(~0U, lane < warp ? w : 0) + low_up - low;
-    const u32 low_all = __reduce_add_sync(~0U, w);
-    u32 high_before = 0, high_all = 0;
-    if (Items > 8) {
-      const u32 x = lane < warps ? s.warp_sums_high[lane] : 0;
-      high_before = __reduce_add_sync(~0U, lane < warp ? x : 0) + high_up - high;
-      high_all = __reduce_add_sync(~0U, x);
-    }
-    const u32 quad_all[4] = {low_all & 0xFFFFU, low_all >> 16, high_all & 0xFFFFU, high_all >> 16};
-    const u32 quad_before[4] = {low_before & 0xFFFFU, low_before >> 16, high_before & 0xFFFFU, high_before >> 16};
-    u32 before = 0, all = 0;
-    share_counts(quad_all[0] + quad_all[1] + quad_all[2] + quad_all[3], before, all);
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      u32 slot = before + quad_before[q];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if ((flags >> (q * 4 + i) & 1U) != 0) out()[slot++] = listed_as(place(begin, q) + i);
+    u32 n = s.listed;
+    u32 front = n;
+    if constexpr (Clustered) {
+      cluster_wait();
+      if (rank != 0) {
+        if (tid == 0) s.counted = peer_add(peer_address(&s.received, 0), n);
+        __syncthreads();
+        const u32 slot = s.counted;
+        for (u32 i = u32(tid); i < min(n, u32(capacity)); i += Threads) {
+          if (slot + i < u32(capacity)) peer_store(peer_address(list + (capacity - 1 - (slot + i)), 0), list[i]);
+        }
+        cluster_arrive();
+        return;
       }
-      before += quad_all[q];
+      cluster_arrive();
+      cluster_wait();
+      n += s.received;
     }
-    fill(all);
+    const u32 k = u32(p.args.k);
+    u64 cut = u64(1) << position_bits;
+    if (n < k || n > u32(capacity)) {
+      __syncthreads();
+      stream_alone(length);
+      n = front = s.listed;
+    }
+    begin = 0;
+    end = length;
+    if (n > k) cut = select(n, front, k);
+    if (p.args.order == TopKOrder::by_score) {
+      __syncthreads();
+      u64* ranked = reinterpret_cast<u64*>(hist);
+      for (u32 i = u32(tid); i < n; i += Threads) {
+        const u64 e = entry(i, front);
+        if (e >= cut) ranked[atomicAdd(&s.emitted, 1U)] = e;
+      }
+      emit_by_score();
+    } else {
+      emit_list(n, front, cut, length);
+    }
   }
 
   // Lists in position order what the list holds at or above the cut: a counting sort over up to 4096 runs of positions, and within a run
-  // (about one entry; never more than its positions) each entry counts those before it.
-  __device__ void emit_list(u32 n, u64 cut) {
+  // (about one entry; never more than its positions) each entry counts those before it. Counts are halves of words, two runs in each.
+  __device__ void emit_list(u32 n, u32 front, u64 cut, int length) {
     u32* run_end = hist;
-    u32* placed = reinterpret_cast<u32*>(list);
-    int run_shift = 0;
-    while ((end - begin) >> run_shift >= bins) ++run_shift;
-    const auto run_of = [&](u32 position) { return (position - u32(begin)) >> run_shift; };
-
-    constexpr int each = (capacity + Threads - 1) / Threads;
-    u64 kept[each];
+    u32* placed = hist + bins / 2;
+    const int run_shift = max(0, 32 - __clz(length - 1) - digit);
+    const auto run_of = [&](u32 position) { return position >> run_shift; };
+    const auto end_of = [&](u32 run) { return run_end[run >> 1] >> ((run & 1U) * 16) & 0xFFFFU; };
+    __syncthreads();
     clear_hist();
     __syncthreads();
-#pragma unroll
-    for (int j = 0; j < each; ++j) {
-      const u32 i = u32(tid + j * Threads);
-      kept[j] = i < n ? list[i] : 0;
-      if (kept[j] < cut) kept[j] = 0;
-      if (kept[j] != 0) atomicAdd(&run_end[run_of(position_of(kept[j]))], 1U);
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u64 e = entry(i, front);
+      const u32 run = run_of(position_of(e));
+      if (e >= cut) atomicAdd(&run_end[run >> 1], 1U << ((run & 1U) * 16));
     }
     __syncthreads();
-    uint4 v[bin_quads];
+    constexpr int words = bins / 2 / Threads;
+    u32 v[words];
     u32 sum = 0;
 #pragma unroll
-    for (int j = 0; j < bin_quads; ++j) {
-      v[j] = reinterpret_cast<const uint4*>(run_end)[tid * bin_quads + j];
-      sum += v[j].x + v[j].y + v[j].z + v[j].w;
+    for (int j = 0; j < words; ++j) {
+      v[j] = run_end[tid * words + j];
+      sum += (v[j] & 0xFFFFU) + (v[j] >> 16);
     }
     u32 start = exclusive_scan(sum);
     if (tid == Threads - 1) s.emitted = start + sum;
 #pragma unroll
-    for (int j = 0; j < bin_quads; ++j) {
-      uint4 w;
-      w.x = start;
-      w.y = w.x + v[j].x;
-      w.z = w.y + v[j].y;
-      w.w = w.z + v[j].z;
-      start = w.w + v[j].w;
-      reinterpret_cast<uint4*>(run_end)[tid * bin_quads + j] = w;
+    for (int j = 0; j < words; ++j) {
+      const u32 middle = start + (v[j] & 0xFFFFU);
+      run_end[tid * words + j] = start | middle << 16;
+      start = middle + (v[j] >> 16);
     }
     __syncthreads();
-    const u32 mine = s.emitted;
-#pragma unroll
-    for (int j = 0; j < each; ++j) {
-      if (kept[j] != 0) placed[atomicAdd(&run_end[run_of(position_of(kept[j]))], 1U)] = position_of(kept[j]);
+    const u32 all = s.emitted;
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u64 e = entry(i, front);
+      if (e >= cut) {
+        const u32 run = run_of(position_of(e));
+        const u32 half = (run & 1U) * 16;
+        placed[atomicAdd(&run_end[run >> 1], 1U << half) >> half & 0xFFFFU] = position_of(e);
+      }
     }
-    u32 before = 0, all = 0;
-    share_counts(mine, before, all);
     __syncthreads();
-    for (u32 i = u32(tid); i < mine; i += Threads) {
+    for (u32 i = u32(tid); i < all; i += Threads) {
       const u32 position = placed[i];
       const u32 run = run_of(position);
-      const u32 first = run == 0 ? 0 : run_end[run - 1];
-      const u32 stop = run_end[run];
-      u32 slot = before + first;
+      const u32 first = run == 0 ? 0 : end_of(run - 1);
+      const u32 stop = end_of(run);
+      u32 slot = first;
       for (u32 j = first; j < stop; ++j) slot += placed[j] < position ? 1U : 0U;
       out()[slot] = listed_as(int(position));
     }
-    fill(all);
+    for (int j = int(all) + tid; j < p.args.k; j += Threads) out()[j] = -1;
   }
 
-  // By score: the first block sorts all entries.
-  template <class Each>
-  __device__ void emit_by_score(Each each) {
+  // Sorts the s.emitted entries over hist by score. Starts with a barrier.
+  __device__ void emit_by_score() {
+    __syncthreads();
     u64* ranked = reinterpret_cast<u64*>(hist);
-    each([&](u64 e) {
-      if constexpr (Clustered) {
-        peer_store(peer_address(ranked + peer_add(peer_address(&s.emitted, 0), 1), 0), e);
-      } else {
-        ranked[atomicAdd(&s.emitted, 1U)] = e;
-      }
-    });
-    if constexpr (Clustered) {
-      cluster_sync();
-    } else {
-      __syncthreads();
-    }
-    if (rank != 0) return;
     const u32 all = s.emitted;
     u32 width = 1;
     while (width < all) width *= 2;
     for (u32 i = all + u32(tid); i < width; i += Threads) ranked[i] = 0;
     __syncthreads();
-    bitonic(ranked, width, [](u64 a, u64 b) { return a < b; });
-    for (u32 i = u32(tid); i < u32(p.args.k); i += Threads) out()[i] = i < all ? listed_as(int(position_of(ranked[i]))) : -1;
-  }
-
-  // Sorts `width` (a power of two) values so that after(a, b) holds for no neighbours. Ends with a barrier.
-  template <class T, class After>
-  __device__ void bitonic(T* x, u32 width, After after) {
     for (u32 size = 2; size <= width; size *= 2) {
       for (u32 stride = size / 2; stride != 0; stride /= 2) {
         for (u32 i = u32(tid); i < width / 2; i += Threads) {
-          const u32 a = 2 * i - (i & (stride - 1));
-          const u32 b = a + stride;
-          const T u = x[a];
-          const T v = x[b];
-          if (((a & size) == 0) == after(u, v)) {
-            if (after(u, v) || after(v, u)) {
-              x[a] = v;
-              x[b] = u;
-            }
+          const u32 at = 2 * i - (i & (stride - 1));
+          const u64 u = ranked[at];
+          const u64 v = ranked[at + stride];
+          if (u != v && ((at & size) == 0) == (u < v)) {
+            ranked[at] = v;
+            ranked[at + stride] = u;
           }
         }
         __syncthreads();
       }
     }
+    for (u32 i = u32(tid); i < u32(p.args.k); i += Threads) out()[i] = i < all ? listed_as(int(position_of(ranked[i]))) : -1;
   }
 
-  __device__ void count_pages() {
+  __device__ void count_pages(int length) {
     if constexpr (Paged) {
-      if (p.counts == nullptr) return;
-      const int tokens = p.args.tokens_per_page;
-      // A page belongs to the part in which it begins.
       u32 bad = 0;
-      for (int page = (begin + tokens - 1) / tokens + tid; page < (end + tokens - 1) / tokens; page += Threads) {
-        const int id = p.args.page_table[row / p.args.next_n * p.args.max_pages + page];
+      for (int page = tid; page < ceil_div(length, p.args.tokens_per_page); page += Threads) {
+        const std::int32_t id = entry_of_page(page);
         bad += id >= 0 && !p.args.good_page(id) ? 1U : 0U;
       }
       bad = __reduce_add_sync(~0U, bad);
@@ -597,111 +741,33 @@ struct Block {
     rank = Clustered ? cluster_rank() : 0;
     row = blockIdx.x / blocks;
     scores = p.args.scores + row * p.args.stride;
+    if (!Clustered && p.args.stride <= chunk) {
+      // The row on its way to L2 while its length is on its way here.
+      for (int i = tid; i < int(p.args.stride) / 32; i += Threads) asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + i * 32));
+    }
     const int length = p.args.lengths == nullptr ? int(p.args.stride) : int(p.args.visible(row));
-    const int part = Clustered ? int(align_up(ceil_div(std::int64_t(length), std::int64_t(blocks)), std::int64_t(32))) : length;
-    begin = Clustered ? int(min(std::int64_t(rank) * part, std::int64_t(length))) : 0;
-    end = int(min(std::int64_t(begin) + part, std::int64_t(length)));
-
-    float4 first[quads];
-    load_chunk(first, begin);
-    clear_hist();
-    if (tid == 0) {
-      s.listed = 0;
-      s.gathered = 0;
-      s.emitted = 0;
-    }
-    __syncthreads();
-    u32 keys[Items];
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const u32 b[4] = {bits_of(first[q].x), bits_of(first[q].y), bits_of(first[q].z), bits_of(first[q].w)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position = place(begin, q) + i;
-        u32 key = position < end ? candidate_key(b[i]) : 0;
-        nans += position < end && key == 0 ? 1U : 0U;
-        if (Paged && key != 0 && !candidate_page(position)) key = 0;
-        keys[q * 4 + i] = key;
-        if (key != 0) atomicAdd(&hist[key >> (32 - digit)], 1U);
-      }
-    }
-    const u32 k = u32(p.args.k);
-    const Found f = find(combine<Clustered>(), k);
-
-    if (part <= chunk) {
-      u64 cut = u64(1) << position_bits;
-      if (f.all == 0) {
-        if (f.count == k - f.above) {
-          cut = u64(f.bin) << first_shift;
-        } else {
-          const u32 least = f.bin << (32 - digit);
-          list_chunk(keys, least, least | ((1U << (32 - digit)) - 1));
-          __syncthreads();
-          cut = refine<Clustered>(s.listed, f.bin, first_shift, k - f.above, f.count);
-        }
-      }
-      if (p.args.order == TopKOrder::by_score) {
-        __syncthreads();
-        emit_by_score([&](auto push) {
-#pragma unroll
-          for (int i = 0; i < Items; ++i) {
-            const u64 e = entry_of(keys[i], u32(place(begin, i / 4) + i % 4));
-            if (e >= cut) push(e);
-          }
-        });
-      } else {
-        emit_chunk(keys, cut);
-      }
-    } else {
-      const u32 least = f.all != 0 ? 1U : f.bin << (32 - digit);
-      u32 limit = filter_limit(least);
-      float4 a[quads], b[quads];
-      int base = begin + chunk;
-      load_chunk(a, base);
-      load_chunk(b, base + chunk);
-      list_chunk(keys, least, ~0U);
-      __syncthreads();
-      while (base < end) {
-        take(a, base, limit);
-        load_chunk(a, base + 2 * chunk);
-        base += chunk;
-        if (base >= end) break;
-        take(b, base, limit);
-        load_chunk(b, base + 2 * chunk);
-        base += chunk;
-      }
-      const u32 n = s.listed;
-      const u64 cut = refine<Clustered>(n, 0, first_shift + digit, k, ~0U);
-      if (p.args.order == TopKOrder::by_score) {
-        __syncthreads();
-        emit_by_score([&](auto push) {
-          for (u32 i = u32(tid); i < n; i += Threads) {
-            const u64 e = list[i];
-            if (e >= cut) push(e);
-          }
-        });
-      } else {
-        emit_list(n, cut);
-      }
+    if (length <= chunk) {
+      if (rank != 0) return;
+      end = length;
+      row_in_registers();
+    } else if constexpr (Streams) {
+      row_in_stream(length);
     }
     if (p.counts != nullptr) {
       nans = __reduce_add_sync(~0U, nans);
       if (lane == 0 && nans != 0) atomicAdd(p.counts, u64(nans));
-      count_pages();
+      if (rank == 0) count_pages(length);
     }
   }
 };
 
-template <int Threads, int Items, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant__ Params p) {
-  using B = Block<Threads, Items, Clustered, Paged>;
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ Scratch scratch;
   u32* hist = reinterpret_cast<u32*>(dynamic);
-  u32* total = Clustered ? hist + bins : hist;
-  u64* list = reinterpret_cast<u64*>(hist + bins * (Clustered ? 2 : 1));
-  B block{p,    scratch, hist, total, list, reinterpret_cast<u64*>(hist), hist + 2 * by_counting, int(threadIdx.x), int(threadIdx.x & 31U),
-          int(threadIdx.x >> 5)};
+  u64* list = reinterpret_cast<u64*>(hist + bins);
+  Block<Threads, Items, Streams, Clustered, Paged> block{p, scratch, hist, list, reinterpret_cast<u64*>(hist), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)};
   block.run();
 }
 
@@ -711,7 +777,7 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
 
 /// How a launch is shaped. Results do not depend on it.
 struct TopKShape {
-  int threads = 1024;  ///< 512 or 1024
+  int threads = 1024;  ///< 1024
   int items = 8;       ///< scores per thread kept in registers: 4 or 8
   int blocks = 1;      ///< blocks per row: 1, 2, 4, 8 or 16 (above 1 only where there are clusters)
 };
@@ -720,14 +786,14 @@ struct TopKShape {
 
 namespace detail::topk {
 
-template <int Threads, int Items, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
-  using B = Block<Threads, Items, Clustered, Paged>;
-  auto* kernel = top_k_kernel<Threads, Items, Clustered, Paged>;
+  using B = Block<Threads, Items, Streams, Clustered, Paged>;
+  auto* kernel = top_k_kernel<Threads, Items, Streams, Clustered, Paged>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(B::shared_bytes));
   if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows * p.blocks));
+  config.gridDim = dim3(static_cast<unsigned>(rows * (Clustered ? p.blocks : 1)));
   config.blockDim = dim3(Threads);
   config.dynamicSmemBytes = B::shared_bytes;
   config.stream = stream;
@@ -749,8 +815,10 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
 
 template <int Threads, int Items>
 cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
-  if (p.blocks > 1) return p.args.page_table != nullptr ? launch<Threads, Items, true, true>(p, rows, stream) : launch<Threads, Items, true, false>(p, rows, stream);
-  return p.args.page_table != nullptr ? launch<Threads, Items, false, true>(p, rows, stream) : launch<Threads, Items, false, false>(p, rows, stream);
+  const bool paged = p.args.page_table != nullptr;
+  if (p.args.stride <= Threads * Items) return paged ? launch<Threads, Items, false, false, true>(p, rows, stream) : launch<Threads, Items, false, false, false>(p, rows, stream);
+  if (p.blocks > 1) return paged ? launch<Threads, Items, true, true, true>(p, rows, stream) : launch<Threads, Items, true, true, false>(p, rows, stream);
+  return paged ? launch<Threads, Items, true, false, true>(p, rows, stream) : launch<Threads, Items, true, false, false>(p, rows, stream);
 }
 
 }  // namespace detail::topk
@@ -758,13 +826,9 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
 /// The shape for `rows` rows of up to `columns` scores on a device of `processors` multiprocessors.
 inline TopKShape top_k_shape(std::int64_t rows, std::int64_t columns, int processors, bool clusters) {
   TopKShape shape;
-  if (columns <= 4096) {
-    shape.items = 4;
-    return shape;
-  }
-  if (!clusters) return shape;
-  while (shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 4096) shape.blocks *= 2;
-  if (columns <= std::int64_t(shape.blocks) * 4096) shape.items = 4;
+  if (columns <= 4096) shape.items = 4;
+  if (columns <= 8192 || !clusters) return shape;
+  while (shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 8192) shape.blocks *= 2;
   return shape;
 }
 
@@ -782,7 +846,6 @@ inline cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, 
   for (int bit = 0; bit < 31; ++bit) {
     if (args.tokens_per_page == 1 << bit) p.page_shift = bit;
   }
-  if (shape.threads == 512 && shape.items == 8) return detail::topk::launch<512, 8>(p, rows, stream);
   if (shape.items == 4) return detail::topk::launch<1024, 4>(p, rows, stream);
   return detail::topk::launch<1024, 8>(p, rows, stream);
 }
