@@ -5,7 +5,7 @@
 if(NOT RUNS)
   set(RUNS 9)
 endif()
-set(folder "${CMAKE_CURRENT_BINARY_DIR}/compile_cost")
+set(folder "${CMAKE_CURRENT_LIST_DIR}/../../build/compile_cost")
 file(WRITE "${folder}/empty.cpp" "")
 file(WRITE "${folder}/standard.cpp" "#include <vector>\n#include <string>\n#include <thread>\n")
 file(WRITE "${folder}/layout.cpp" "#include <kvire/layout.hpp>\n")
