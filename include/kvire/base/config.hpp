@@ -37,10 +37,24 @@
 #else
 #define KVIRE_DEVICE_ARCH 0
 #endif
+// KVIRE_SM89_UP: this pass generates code for GPUs that convert fp8 in hardware.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ + 0 >= 890
+#define KVIRE_SM89_UP 1
+#else
+#define KVIRE_SM89_UP 0
+#endif
 #if defined(__CUDACC_RTC__)
 #define KVIRE_RTC 1
 #else
 #define KVIRE_RTC 0
+#endif
+
+// KVIRE_NODISCARD marks types whose values must be looked at. Not under nvcc, whose front end takes every assignment to such a type inside a
+// generic lambda or a template for a value ignored.
+#if KVIRE_CUDA_COMPILER
+#define KVIRE_NODISCARD
+#else
+#define KVIRE_NODISCARD [[nodiscard]]
 #endif
 
 // KVIRE_HD marks what runs on both sides; a plain host compiler sees nothing.

@@ -24,6 +24,11 @@ inline constexpr bool is_backend = std::is_same_v<T, Host> || std::is_same_v<T, 
 template <class T>
 concept BackendTag = is_backend<T>;
 
+/// Host alone. What only the host has is written `template <HostTag Backend> class Stream<Backend>` rather than `template <> class Stream<Host>`:
+/// a template is compiled in the files that use it, anything else in every file that includes it.
+template <class T>
+concept HostTag = std::is_same_v<T, Host>;
+
 /// In-order asynchronous work. Specialised per backend (exec/host/stream.hpp).
 template <class Backend>
 class Stream;

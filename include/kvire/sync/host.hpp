@@ -14,28 +14,28 @@
 KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
-template <>
-class LeaseEnd<Host> {
+template <HostTag Backend>
+class LeaseEnd<Backend> {
  public:
   ~LeaseEnd() { (void)event_.complete(); }
   /// An event that is pending from now on and complete when the lease has gone.
-  Event<Host> begin() {
-    event_ = Event<Host>::make("lease");
+  Event<Backend> begin() {
+    event_ = Event<Backend>::make("lease");
     (void)event_.mark_recorded();
     return event_;
   }
   /// Queued kernels hold copies of the lease, so it needs no list of streams.
-  void used(Stream<Host>&) {}
+  void used(Stream<Backend>&) {}
 
  private:
-  Event<Host> event_;
+  Event<Backend> event_;
 };
 
-template <>
-struct QueueWait<Host> {
+template <HostTag Backend>
+struct QueueWait<Backend> {
   /// The wait runs as work of the stream and, when the load has failed, fails the step instead of the stream: kernels of other steps queued
   /// behind it do not depend on this load.
-  static void queue(Stream<Host>& stream, const LeaseWait<Host>& wait, std::shared_ptr<StepFailure> failure, std::chrono::milliseconds limit) {
+  static void queue(Stream<Backend>& stream, const LeaseWait<Backend>& wait, std::shared_ptr<StepFailure> failure, std::chrono::milliseconds limit) {
     if (wait.event.query() == EventState::complete) return;
     stream.launch([wait, failure = std::move(failure), limit] {
       const Status status = wait.event.wait(deadline_in(limit));
@@ -48,8 +48,8 @@ struct QueueWait<Host> {
 
 /// Runs `f(views...)` as work of the stream, under the leases: a kernel of the caller's own. Skipped if a load of the leases has failed.
 /// `f` may return a Status, whose error fails the stream.
-template <class F, class... Leases>
-void launch(Stream<Host>& stream, F&& f, const Leases&... leases) {
+template <HostTag Backend, class F, class... Leases>
+void launch(Stream<Backend>& stream, F&& f, const Leases&... leases) {
   static_assert((require_lease<Leases>() && ...));
   stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
     if (!(kernel_access::ready(leases) && ...)) return {};
@@ -81,8 +81,8 @@ class FieldView {
 
 /// Queues the copy of pages into one contiguous buffer of `pages.size()` * page bytes, in the order given; -1 leaves its page untouched. A page
 /// id beyond the pool fails the stream, and nothing of that page or later ones is copied.
-template <class Lease>
-void gather(const Lease& lease, std::vector<std::int32_t> pages, std::byte* to, Stream<Host>& stream) {
+template <class Lease, HostTag Backend>
+void gather(const Lease& lease, std::vector<std::int32_t> pages, std::byte* to, Stream<Backend>& stream) {
   static_assert(require_lease<Lease>());
   using P = typename Lease::policy;
   launch(

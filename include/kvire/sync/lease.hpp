@@ -200,6 +200,12 @@ struct kernel_access {
     return lease.state_->any_page || std::binary_search(pages.begin(), pages.end(), page);
   }
 
+  /// The pages that a write lease is limited to, ascending; null if to none in particular. For kernels that cannot ask page by page.
+  template <class P, class B>
+  static const std::vector<std::int32_t>* limit(const WriteLease<P, B>& lease) {
+    return lease.state_->any_page ? nullptr : &lease.state_->pages;
+  }
+
   /// Marks the step failed, for kernels that find their input unusable at run time.
   template <class Lease>
   static void fail(const Lease& lease, Error error) {

@@ -145,22 +145,25 @@ class Step {
     return lease;
   }
 
-  // Registers the lease's kernels as users of the pages, after collecting what they have to wait for. Kernels that share a page are ordered
+  // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: a transfer that comes in between sees
+  // the lease. Kernels that share a page are ordered
   // by the engine's own streams; only transfers run elsewhere.
   template <class P, class B, class Side>
   Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, Lease& lease) const {
     auto ledger = pool.ledger();
-    for (const auto page : pages) {
-      if (ledger.holds(page) == 0) continue;
-      for (const auto& flight : ledger.in_flight(page)) {
-        if (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read)) continue;
-        const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page.value);
-        if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
-      }
-    }
-    auto hold = ledger.hold(pages, use, lease.begin(), lease.stream);
+    std::vector<std::int32_t> ids;
+    ids.reserve(pages.size());
+    for (const auto page : pages) ids.push_back(page.value);
+    std::sort(ids.begin(), ids.end());
+    const Event<Backend> own = lease.begin();
+    auto hold = ledger.hold(pages, use, own, lease.stream);
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
+    for (const auto& [page, flight] : ledger.in_flight(ids)) {
+      if (flight.event == own || (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read))) continue;
+      const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page);
+      if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
+    }
     return {};
   }
 

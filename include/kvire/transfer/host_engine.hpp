@@ -32,8 +32,8 @@ struct CheckedIds {
   std::vector<Index> to;
 };
 
-template <>
-struct TransferEngine<Host> {
+template <HostTag Backend>
+struct TransferEngine<Backend> {
   struct Piece {
     int position = 0;
     CopyInfo info;
@@ -44,7 +44,7 @@ struct TransferEngine<Host> {
   };
 
   template <class P>
-  static void pages(Piece& piece, PageView<P, Host> to, ConstPageView<P, Host> from, std::shared_ptr<const CheckedIds<std::int32_t>> ids,
+  static void pages(Piece& piece, PageView<P, Backend> to, ConstPageView<P, Backend> from, std::shared_ptr<const CheckedIds<std::int32_t>> ids,
                     std::uint64_t digest) {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.granularity = Granularity::page;
@@ -54,11 +54,11 @@ struct TransferEngine<Host> {
     piece.move = [to, from, ids](bool streaming) { copy_pages<P>(to, ids->to, from, ids->from, streaming); };
     if (digest == 0) return;
     piece.source = [from, ids, digest] { return digest_pages<P>(digest, from, ids->from); };
-    piece.destination = [to, ids, digest] { return digest_pages<P>(digest, ConstPageView<P, Host>(to), ids->to); };
+    piece.destination = [to, ids, digest] { return digest_pages<P>(digest, ConstPageView<P, Backend>(to), ids->to); };
   }
 
   template <class P>
-  static void rows(Piece& piece, PageView<P, Host> to, ConstPageView<P, Host> from, std::shared_ptr<const CheckedIds<std::int64_t>> ids,
+  static void rows(Piece& piece, PageView<P, Backend> to, ConstPageView<P, Backend> from, std::shared_ptr<const CheckedIds<std::int64_t>> ids,
                    std::uint64_t digest) {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.granularity = Granularity::token;
@@ -67,11 +67,11 @@ struct TransferEngine<Host> {
     piece.move = [to, from, ids](bool) { copy_rows<P>(to, ids->to, from, ids->from); };
     if (digest == 0) return;
     piece.source = [from, ids, digest] { return digest_slots<P>(digest, from, ids->from); };
-    piece.destination = [to, ids, digest] { return digest_slots<P>(digest, ConstPageView<P, Host>(to), ids->to); };
+    piece.destination = [to, ids, digest] { return digest_slots<P>(digest, ConstPageView<P, Backend>(to), ids->to); };
   }
 
   /// Before the first piece. From here to `end` a failure of the stream is the transfer's.
-  static void begin(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Host>>& waits,
+  static void begin(Stream<Backend>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Backend>>& waits,
                     std::chrono::milliseconds limit) {
     stream.launch([state] { state->clean_start = true; });
     for (const auto& wait : waits) {
@@ -82,7 +82,7 @@ struct TransferEngine<Host> {
     }
   }
 
-  static void queue(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, Piece piece) {
+  static void queue(Stream<Backend>& stream, const std::shared_ptr<TransferState>& state, Piece piece) {
     piece.info.bytes = piece.count.bytes;
     auto expected = std::make_shared<Digest>();
     const bool digest = static_cast<bool>(piece.source);
@@ -105,15 +105,15 @@ struct TransferEngine<Host> {
     });
   }
 
-  static void end(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const Event<Host>& done) {
+  static void end(Stream<Backend>& stream, const std::shared_ptr<TransferState>& state, const Event<Backend>& done) {
     (void)stream.record(done);
     // The failure of a transfer is known to its ticket and its readers; what follows on the stream does not depend on it.
     stream.clear_failure_if([state] { return state->clean_start; });
   }
 
   /// All of it, with an event behind each layer. Never fails here: what goes wrong is found on the stream.
-  static Status issue(Stream<Host>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Host>>& waits,
-                      std::chrono::milliseconds limit, std::vector<Piece>& pieces, LoadProgress<Host>& progress, const EngineOptions<Host>&) {
+  static Status issue(Stream<Backend>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Backend>>& waits,
+                      std::chrono::milliseconds limit, std::vector<Piece>& pieces, LoadProgress<Backend>& progress, const EngineOptions<Backend>&) {
     begin(stream, state, waits, limit);
     std::size_t next = 0;
     for (int position = 0; position < progress.layers(); ++position) {

@@ -31,8 +31,8 @@ constexpr bool require_migrate() {
   return true;
 }
 
-template <class From, class To>
-void migrate_pages(PageView<To, Host> to, ConstPageView<From, Host> from, const CheckedIds<std::int32_t>& ids, const RowOptions& row) {
+template <class From, class To, HostTag Backend>
+void migrate_pages(PageView<To, Backend> to, ConstPageView<From, Backend> from, const CheckedIds<std::int32_t>& ids, const RowOptions& row) {
   constexpr std::int64_t tokens = From::tokens_per_page;
   parallel_for(static_cast<std::int64_t>(ids.to.size()) * tokens, tokens, [&](std::int64_t begin, std::int64_t end) {
     float numbers[From::dim];
@@ -61,13 +61,13 @@ constexpr CopyDirection direction_between() {
 ///
 /// Error: what has arrived differs from what `from` decodes to by at most error_bound<To, role>(row) of each element's field in `To`
 /// (codec/error_bound.hpp), and `from` itself by error_bound<From, role>() from what was once stored. Padding of the page is left alone.
-template <class P, class Q, class Side, class OtherSide>
-Result<PreparedTransfer<Host>> prepare_migrate(const PagePool<P, Host, Side>& from, PagePool<Q, Host, OtherSide>& to,
+template <class P, class Q, HostTag Backend, class Side, class OtherSide>
+Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
                                                const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,
-                                               const TransferOptions<Host>& options = {}, const RowOptions& row = {}) {
+                                               const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
   static_assert(detail::require_migrate<P, Q>());
   if (options.digest) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the digests of two layouts cannot agree"};
-  constexpr auto direction = detail::direction_between<PagePool<P, Host, Side>, PagePool<Q, Host, OtherSide>>();
+  constexpr auto direction = detail::direction_between<PagePool<P, Backend, Side>, PagePool<Q, Backend, OtherSide>>();
   return detail::prepare_pools(from, to, plan, true, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.engine = Engine::host_codec;
@@ -79,10 +79,10 @@ Result<PreparedTransfer<Host>> prepare_migrate(const PagePool<P, Host, Side>& fr
     };
   });
 }
-template <class P, class Q, class Side, class OtherSide>
-Result<Ticket<Host>> migrate(const PagePool<P, Host, Side>& from, PagePool<Q, Host, OtherSide>& to,
-                             const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan, Stream<Host>& stream,
-                             const TransferOptions<Host>& options = {}, const RowOptions& row = {}) {
+template <class P, class Q, HostTag Backend, class Side, class OtherSide>
+Result<Ticket<Backend>> migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
+                             const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan, Stream<Backend>& stream,
+                             const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
   return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
 }
 

@@ -26,7 +26,7 @@ class TransferBuilder;
 /// A transfer that is checked and owns its pages, and that some thread will issue later. Its progress can be named to a gate at once: the
 /// gate waits for `issue`. Dropped unissued, it fails whoever waits. Move-only.
 template <class Backend>
-class [[nodiscard]] PreparedTransfer {
+class KVIRE_NODISCARD PreparedTransfer {
  public:
   PreparedTransfer() = default;
   PreparedTransfer(PreparedTransfer&&) noexcept = default;

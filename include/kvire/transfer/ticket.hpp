@@ -42,8 +42,10 @@ struct TransferOptions {
 
 namespace detail {
 
-/// What the queued work of a transfer and its ticket share. Holds no pages: those are the ticket's.
-struct TransferState {
+/// What the queued work of a transfer and its ticket share. Holds no pages: those are the ticket's. A template so that it is compiled where
+/// a transfer is, not wherever this file is included.
+template <class Unused>
+struct BasicTransferState {
   std::string name;
   std::deque<std::string> entry_names;  // referred to by queued copies
   std::shared_ptr<TransferStats> totals;
@@ -56,7 +58,7 @@ struct TransferState {
   Digest destination;
 
   // For backends whose host is not told of what has arrived: finds out, and counts it.
-  MoveOnlyFunction<void(TransferState&)> refresh;
+  MoveOnlyFunction<void(BasicTransferState&)> refresh;
 
   void count(const MovedCount& count) {
     moved.add(count);
@@ -67,6 +69,7 @@ struct TransferState {
     if (refresh) refresh(*this);
   }
 };
+using TransferState = BasicTransferState<void>;
 
 }  // namespace detail
 
@@ -74,7 +77,7 @@ struct TransferState {
 /// The destructor never waits; pages whose copies still run go to the draining list with the transfer's event. Destroying either pool is
 /// legal at any time: the bytes live as long as the copies.
 template <class Backend>
-class [[nodiscard]] Ticket {
+class KVIRE_NODISCARD Ticket {
  public:
   Ticket() = default;
   Ticket(Ticket&&) noexcept = default;

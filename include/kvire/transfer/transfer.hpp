@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <numeric>
-
 #include <kvire/pool/pool.hpp>
 #include <kvire/transfer/prepared.hpp>
 
@@ -105,19 +103,21 @@ Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuil
 }
 
 /// The numbers of the positions that a range names. Error out_of_range.
-inline Result<std::vector<std::int32_t>> layers_of(const LayerRange& range, int layers, const std::string& pool) {
+template <class Int = std::int32_t>
+Result<std::vector<Int>> layers_of(const LayerRange& range, int layers, const std::string& pool) {
   const std::int32_t count = range.count < 0 ? layers - range.first : range.count;
   if (range.first < 0 || range.first > layers || count > layers - range.first) {
     return Error{ErrorCode::out_of_range, "pool " + pool + ": layers " + std::to_string(range.first) + " to " +
                                               std::to_string(static_cast<std::int64_t>(range.first) + count - 1) + " of " + std::to_string(layers)};
   }
-  std::vector<std::int32_t> labels(static_cast<std::size_t>(count));
-  std::iota(labels.begin(), labels.end(), range.first);
+  std::vector<Int> labels(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = range.first + static_cast<Int>(i);
   return labels;
 }
 
 /// Position of each slot for a pool whose slots are the positions' numbers.
-inline std::vector<int> positions_of(const std::vector<std::int32_t>& labels, int slots) {
+template <class Int>
+std::vector<int> positions_of(const std::vector<Int>& labels, int slots) {
   std::vector<int> position(static_cast<std::size_t>(slots), -1);
   for (std::size_t i = 0; i < labels.size(); ++i) position[static_cast<std::size_t>(labels[i])] = static_cast<int>(i);
   return position;
