@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <kvire/layout/policies.hpp>
+#include <kvire/preset/deepseek_v4.hpp>
+#include <tests/support/cuda_pages.hpp>
+
+using namespace kvire;
+using kvire_test::contains;
+
+namespace {
+using Keys = Fp8WithScale<64, 128>;
+bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
+}  // namespace
+
+TEST_CASE("pinned memory: registered in chunks that no page crosses, on the device at one address") {
+  constexpr std::int64_t stride = Keys::page_bytes;
+  PinnedMemory memory({.page_stride = stride, .chunk_bytes = 1000000});
+  CHECK(memory.chunk_size() % stride == 0);
+  CHECK(memory.chunk_size() % 4096 == 0);
+  CHECK(memory.chunk_size() <= 1000000);
+  const std::int64_t bytes = 500 * stride;
+  auto p = memory.allocate(bytes, 256);
+  REQUIRE(p.ok());
+  CHECK(p.value()[bytes - 1] == std::byte{0});
+  for (std::int64_t page = 0; page < 500; ++page) {
+    auto first = device_address(HostAddress{p.value() + page * stride}, "test");
+    auto last = device_address(HostAddress{p.value() + (page + 1) * stride - 1}, "test");
+    REQUIRE(first.ok());
+    REQUIRE(last.ok());
+    CHECK(last.value().value - first.value().value == stride - 1);
+  }
+  CHECK(memory_node(p.value()) >= -1);
+  memory.deallocate(p.value(), bytes, 256);
+  const auto after = device_address(HostAddress{p.value()}, "test");
+  REQUIRE_FALSE(after.ok());
+  CHECK(after.error().code == ErrorCode::invalid_argument);
+  CHECK(clean());
+}
+
+TEST_CASE("pinned memory: a chunk that cannot be registered takes the earlier ones back") {
+  auto faults = std::make_shared<PinFaults>();
+  PinnedMemory memory({.page_stride = 4096, .chunk_bytes = 1 << 20, .faults = faults});
+  faults->fail_chunk = 3;
+  const auto failed = memory.allocate(4 << 20, 256);
+  REQUIRE_FALSE(failed.ok());
+  CHECK(failed.error().code == ErrorCode::exhausted);
+  CHECK(contains(failed.error().message, "4194304 bytes wanted"));
+  CHECK(contains(failed.error().message, "available"));
+  CHECK(contains(failed.error().message, "chunk 3"));
+  CHECK(clean());
+  faults->fail_chunk = -1;
+  // Nothing is left registered: the same memory can be had again, many times.
+  for (int i = 0; i < 20; ++i) {
+    auto again = memory.allocate(4 << 20, 256);
+    REQUIRE(again.ok());
+    memory.deallocate(again.value(), 4 << 20, 256);
+  }
+  const auto huge = memory.allocate(std::int64_t{1} << 50, 256);
+  REQUIRE_FALSE(huge.ok());
+  CHECK(huge.error().code == ErrorCode::exhausted);
+  CHECK(contains(huge.error().message, "1125899906842624 bytes wanted"));
+  CHECK(contains(huge.error().message, "available"));
+  CHECK(clean());
+}
+
+TEST_CASE("cuda pools: zeroed, mirrored, filled on free, refused beyond the device") {
+  auto device = DevicePool<Keys, Cuda>::make({.layers = 3, .pages = 9, .fill_on_free = 0xDD}).value();
+  auto host = mirror_of(device, 20).value();
+  CHECK(host.layers() == 3);
+  CHECK(host.pages() == 20);
+  const std::vector<std::byte> zero(static_cast<std::size_t>(Keys::page_bytes));
+  for (int layer = 0; layer < 3; ++layer) {
+    CHECK(kvire_test::page_bytes(device, DevicePage(8), layer) == zero);
+    CHECK(kvire_test::page_bytes(host, HostPage(19), layer) == zero);
+  }
+  DevicePage freed;
+  {
+    auto page = device.allocate().value();
+    freed = page.id();
+    kvire_test::fill_page(device, freed, 7);
+    CHECK(kvire_test::has_page(device, freed, 7));
+  }
+  CHECK(kvire_test::page_bytes(device, freed, 1) == std::vector<std::byte>(zero.size(), std::byte{0xDD}));
+  CHECK(device.fill_page(DevicePage(0), 0x5A).ok());
+  CHECK(kvire_test::page_bytes(device, DevicePage(0), 2) == std::vector<std::byte>(zero.size(), std::byte{0x5A}));
+  CHECK(host.verify_padding(HostPage(1)).ok());
+
+  const auto too_much = DevicePool<Keys, Cuda>::make({.layers = 61, .pages = 1 << 30});
+  REQUIRE_FALSE(too_much.ok());
+  CHECK(too_much.error().code == ErrorCode::exhausted);
+  CHECK(contains(too_much.error().message, "bytes wanted"));
+  CHECK(clean());
+}
