@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Everything of the CUDA backend, for nvcc: pools in GPU memory, pinned host pools, transfers, gates and kernels. Files that hold pools, tickets and
+/// gates but launch nothing can do with the headers under cuda/.
+
+#include <kvire/exec/cuda/stream.hpp>
+#include <kvire/kvire.hpp>
+#include <kvire/memory/cuda/device.hpp>
+#include <kvire/memory/cuda/pinned.hpp>
+#include <kvire/pool/cuda/memory.hpp>
+#include <kvire/sync/cuda/lease.hpp>
+#include <kvire/transfer/submit.cuh>
+#include <kvire/transfer/transfer.cuh>

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <kvire/exec/cuda/stream.hpp>
+#include <kvire/sync/lease.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// When the last copy of a lease goes, everything queued with it is queued: an event is recorded there, and transfers of its pages wait for that.
+/// Until then they are refused as busy. On a stream that captures there is nothing to record: the lease ends with the capture, and who replays the
+/// graph orders it with transfers (a step begun before each replay waits for its loads; `after` of a backup takes an event recorded behind it).
+template <>
+class LeaseEnd<Cuda> {
+ public:
+  ~LeaseEnd() {
+    if (!event_.valid()) return;
+    Status status;
+    if (!streams_.empty()) (void)(status = Stream<Cuda>::record_all(event_, streams_));
+    if (streams_.empty() || !status.ok()) (void)event_.complete(status.ok() || status.error().code == ErrorCode::unsupported ? Status() : status);
+  }
+  Event<Cuda> begin() {
+    event_ = Event<Cuda>::make("lease");
+    return event_;
+  }
+  /// Kernels are about to be queued there.
+  void used(Stream<Cuda>& stream) {
+    if (!event_.valid()) return;
+    std::lock_guard lock(mutex_);
+    for (const auto& known : streams_) {
+      if (known.identity() == stream.identity()) return;
+    }
+    streams_.push_back(stream.share());
+  }
+
+ private:
+  Event<Cuda> event_;
+  std::mutex mutex_;
+  std::vector<Stream<Cuda>> streams_;
+};
+
+/// Waits are queued on the device. A load that is known to have failed, or that cannot be waited for, fails the step at once: its kernels are
+/// not queued.
+template <>
+struct QueueWait<Cuda> {
+  static void queue(Stream<Cuda>& stream, const LeaseWait<Cuda>& wait, std::shared_ptr<StepFailure> failure, std::chrono::milliseconds) {
+    const Status status = stream.wait(wait.event);
+    if (status.ok() || (wait.may_fail && wait.event.query() == EventState::failed)) return;
+    failure->fail(Error{status.error().code, wait.what + ": " + status.error().message});
+  }
+};
+
+}  // namespace detail
+
+/// Calls `f(stream, views...)`, which queues kernels of the caller's own on the stream under the leases. Skipped if a load of the leases has failed.
+/// `f` may return a Status; a launch that failed is found even if it does not. Error: that, with the runtime's reason.
+template <class F, class... Leases>
+Status launch(Stream<Cuda>& stream, F&& f, const Leases&... leases) {
+  static_assert((require_lease<Leases>() && ...));
+  Status status;
+  const auto run = [&](const auto&... views) {
+    if (!(kernel_access::ready(leases) && ...)) return;
+    detail::DeviceScope scope(stream.device());
+    if constexpr (std::is_same_v<decltype(f(stream.native(), views...)), Status>) {
+      (void)(status = f(stream.native(), views...));  // nvcc takes the assignment for a value ignored
+    } else {
+      f(stream.native(), views...);
+    }
+    if (const cudaError_t e = cudaGetLastError(); status.ok() && e != cudaSuccess) (void)(status = stream.error(e, "launching a kernel"));
+  };
+  run(kernel_access::view(leases, stream)...);
+  return status;
+}
+
+KVIRE_NAMESPACE_END

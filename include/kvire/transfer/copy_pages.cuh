@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include <kvire/base/ints.hpp>
+#include <kvire/transfer/bulk_copy.cuh>
+#include <kvire/transfer/cuda/engine.hpp>
+#include <kvire/transfer/vector_copy.cuh>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// How the page kernel is launched; what benchmarks/transfer measured on an H200 unless a caller says otherwise.
+struct CopyShape {
+  int blocks = 4;
+  int warps = 0;                      // of a block; 0: by the size of the chunks
+  std::int64_t chunk_bytes = 74 * 128;  // a page is cut into chunks of at most so much
+  std::int64_t shared_bytes = 76000;    // of a block: leaves room for a compute kernel's block beside it
+};
+
+/// Pages of one piece: where, and which.
+struct CopyRequest {
+  PageList list;
+  UploadedPages ids;
+  std::int64_t pages = 0;
+  const CheckedIds<std::int32_t>* known = nullptr;  // the same ids on the host, if they are there
+};
+
+/// What this program's kernels can do on a device: found out once.
+struct CopyKernels {
+  bool bulk = false;  // the code for this device has bulk copies in it
+  cudaError_t error = cudaSuccess;
+
+  static const CopyKernels& of(int device) {
+    static std::mutex mutex;
+    static std::vector<std::unique_ptr<CopyKernels>> known;
+    std::lock_guard lock(mutex);
+    const auto index = static_cast<std::size_t>(device);
+    if (known.size() <= index) known.resize(index + 1);
+    if (!known[index]) known[index] = std::make_unique<CopyKernels>(ask(device));
+    return *known[index];
+  }
+
+  static constexpr int few = 1;
+  static constexpr int many = 48;
+  static constexpr int small = 256;   // pairs whose ids travel with the launch
+  static constexpr int medium = 1024;
+  static constexpr int lag = 1;
+
+  template <int Capacity, int Ids>
+  static auto kernel(bool to_host) {
+    return to_host ? bulk_copy_kernel<Capacity, lag, true, Ids> : bulk_copy_kernel<Capacity, lag, false, Ids>;
+  }
+
+ private:
+  static CopyKernels ask(int device) {
+    CopyKernels kernels;
+    DeviceScope scope(device);
+    RelaxedCapture relaxed;
+    cudaFuncAttributes attributes{};
+    kernels.error = cudaFuncGetAttributes(&attributes, kernel<few, 0>(false));
+    kernels.bulk = kernels.error == cudaSuccess && attributes.binaryVersion >= 90;
+    if (!kernels.bulk) return kernels;
+    for (const bool to_host : {false, true}) {
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, 0>(to_host)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, small>(to_host)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, medium>(to_host)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<many, 0>(to_host)));
+    }
+    return kernels;
+  }
+  // All of a multiprocessor's memory as shared memory: with less, a compute kernel's block could not be placed beside this one.
+  void allow(const void* kernel) {
+    constexpr int most = 160 * 1024;
+    for (const cudaError_t e : {cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+                                cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)}) {
+      if (e != cudaSuccess) error = e;
+    }
+  }
+};
+
+template <int Capacity, int Ids>
+void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, unsigned blocks, int warps) {
+  InlineIds<Ids> ids;
+  if constexpr (Ids > 0) {
+    std::copy(first.known->from.begin(), first.known->from.end(), ids.from);
+    std::copy(first.known->to.begin(), first.known->to.end(), ids.to);
+  } else {
+    (void)first;
+  }
+  const auto shared = static_cast<std::size_t>(warps * BulkRing::bytes(list.slots, list.slot_bytes));
+  CopyKernels::kernel<Capacity, Ids>(list.to_host != 0)<<<blocks, static_cast<unsigned>(32 * warps), shared, stream.native()>>>(list, ids);
+}
+
+template <int Capacity>
+Status launch_list(Stream<Cuda>& stream, std::span<const CopyRequest> requests, bool to_host, const CopyShape& shape, int* bad) {
+  const CopyKernels& kernels = CopyKernels::of(stream.device());
+  if (kernels.error != cudaSuccess) return stream.error(kernels.error, "preparing the copy kernels");
+  CopyList<Capacity> list;
+  bool bulk = kernels.bulk;
+  std::int64_t end = 0;
+  std::int64_t slot = 0;
+  for (const CopyRequest& request : requests) {
+    const PageList& pages = request.list;
+    const auto host_base = reinterpret_cast<std::uintptr_t>(to_host ? pages.to : pages.from);
+    const std::int64_t host_stride = to_host ? pages.to_stride : pages.from_stride;
+    const auto bits = reinterpret_cast<std::uintptr_t>(pages.to) | reinterpret_cast<std::uintptr_t>(pages.from) |
+                      static_cast<std::uintptr_t>(pages.to_stride | pages.from_stride | pages.page_bytes);
+    bulk = bulk && bits % 16 == 0;
+    // Chunks end at multiples of 128 on the host; a page that does not start at one needs so much more room.
+    const std::int64_t skew = (host_base | static_cast<std::uintptr_t>(host_stride)) % 128 == 0 ? 0 : 112;
+    const std::int64_t chunks = ceil_div(pages.page_bytes + skew, shape.chunk_bytes);
+    const std::int64_t chunk = align_up(ceil_div(pages.page_bytes + skew, chunks), std::int64_t{128});
+    end += request.pages * chunks;
+    if (end > INT64_C(0x7FFFFF00) || pages.page_bytes > INT64_C(0x7FFFFF00)) {
+      return Error{ErrorCode::invalid_argument, "transfer: " + std::to_string(end) + " chunks in one launch"};
+    }
+    slot = std::max(slot, chunk);
+    list.piece[list.pieces++] = {reinterpret_cast<const unsigned char*>(pages.from), reinterpret_cast<unsigned char*>(pages.to), pages.from_stride, pages.to_stride,
+                                 request.ids.from, request.ids.to, pages.from_pages, pages.to_pages, static_cast<std::int32_t>(pages.page_bytes),
+                                 static_cast<std::int32_t>(chunk), static_cast<std::int32_t>(chunks), static_cast<std::int32_t>(end)};
+  }
+  list.to_host = to_host;
+  list.bad = bad;
+  const auto blocks = static_cast<unsigned>(shape.blocks);
+  if (bulk) {
+    // A warp issues one copy after the other: small chunks need more of them to fill the link.
+    const int warps = shape.warps > 0 ? shape.warps : slot < 4096 ? 8 : 2;
+    list.slot_bytes = static_cast<std::int32_t>(slot);
+    list.slots = static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.shared_bytes / warps / slot, CopyKernels::lag + 1, BulkRing::max_slots));
+    const CopyRequest& first = requests.front();
+    const std::int64_t known = Capacity == CopyKernels::few && first.known != nullptr ? first.pages : CopyKernels::medium + 1;
+    if constexpr (Capacity == CopyKernels::few) {
+      if (known <= CopyKernels::small) {
+        launch_bulk<Capacity, CopyKernels::small>(stream, list, first, blocks, warps);
+      } else if (known <= CopyKernels::medium) {
+        launch_bulk<Capacity, CopyKernels::medium>(stream, list, first, blocks, warps);
+      } else {
+        launch_bulk<Capacity, 0>(stream, list, first, blocks, warps);
+      }
+    } else {
+      launch_bulk<Capacity, 0>(stream, list, first, blocks, warps);
+    }
+  } else {
+    vector_copy_kernel<Capacity><<<blocks, 512, 0, stream.native()>>>(list);
+  }
+  if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return stream.error(e, "launching the copy of pages");
+  return {};
+}
+
+/// Queues pages of any number of layers and entries, in as few launches as their descriptions fit in.
+inline Status launch_pages(Stream<Cuda>& stream, std::span<const CopyRequest> requests, bool to_host, const CopyShape& shape, int* bad = nullptr) {
+  DeviceScope scope(stream.device());
+  if (requests.size() == 1) return launch_list<CopyKernels::few>(stream, requests, to_host, shape, bad);
+  for (std::size_t first = 0; first < requests.size(); first += CopyKernels::many) {
+    const std::size_t n = std::min<std::size_t>(CopyKernels::many, requests.size() - first);
+    if (Status status = launch_list<CopyKernels::many>(stream, requests.subspan(first, n), to_host, shape, bad); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END

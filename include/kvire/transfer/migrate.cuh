@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/kernel/migrate.cuh>
+#include <kvire/transfer/migrate.hpp>
+#include <kvire/transfer/transfer.cuh>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+template <class From, class To>
+Status launch_migrate_pages(Stream<Cuda>& stream, const PageList& list, UploadedPages ids, std::int64_t pages, const RowOptions& row, int blocks) {
+  body::MigrateArgs args;
+  args.pages.from = list.from;
+  args.pages.from_stride = list.from_stride;
+  args.pages.from_pages = list.from_pages;
+  args.pages.to = list.to;
+  args.pages.to_stride = list.to_stride;
+  args.pages.to_pages = list.to_pages;
+  args.pages.from_ids = ids.from;
+  args.pages.to_ids = ids.to;
+  args.row = row;
+  if (pages == 0) return {};
+  plain_kernel<MigrateItem<From, To>><<<static_cast<unsigned>(blocks), plain_warps * 32, 0, stream.native()>>>(MigrateItem<From, To>{args}, pages * From::tokens_per_page, nullptr);
+  if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return stream.error(e, "launching a migration");
+  return {};
+}
+
+}  // namespace detail
+
+/// `migrate` of the CUDA backend: decoded and encoded by a kernel that reads and writes pinned memory over the link, to the bytes of the host's. From a
+/// host to a device pool or back; between two device pools as well. Otherwise as the host's.
+template <class P, class Q, class Side, class OtherSide>
+Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
+                                               const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,
+                                               const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
+  static_assert(detail::require_migrate<P, Q>());
+  if (options.digest) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the digests of two layouts cannot agree"};
+  constexpr auto direction = detail::direction_between<PagePool<P, Cuda, Side>, PagePool<Q, Cuda, OtherSide>>();
+  return detail::prepare_pools(from, to, plan, true, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
+    const auto n = static_cast<std::int64_t>(ids->to.size());
+    piece.count.engine = Engine::sm_kernel;
+    piece.count.pages = n;
+    piece.count.tokens = n * Q::tokens_per_page;
+    piece.count.bytes = n * Q::used_bytes;
+    const auto source = pool_access::const_view(from, slot);
+    const auto target = pool_access::view(to, slot);
+    piece.list = {target.base, source.base, target.page_stride, source.page_stride, target.pages, source.pages, Q::page_bytes};
+    piece.pages = std::move(ids);
+    piece.launch_migrate = &detail::launch_migrate_pages<P, Q>;
+    piece.row = row;
+  });
+}
+template <class P, class Q, class Side, class OtherSide>
+Result<Ticket<Cuda>> migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
+                             const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan, Stream<Cuda>& stream,
+                             const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
+  return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
+}
+
+KVIRE_NAMESPACE_END

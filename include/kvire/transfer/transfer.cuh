@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <span>
+#include <thread>
+
+#include <kvire/transfer/copy_pages.cuh>
+#include <kvire/transfer/copy_rows.cuh>
+#include <kvire/transfer/transfer.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// What an issued transfer still needs: its ids until it has finished, and what to count once its layers have arrived.
+struct IssuedTransfer {
+  std::vector<std::pair<Event<Cuda>, MovedCount>> counts;
+  std::vector<Scratch> scratch;
+};
+
+/// Neighbouring pages as one copy each, by the copy engine. Error unsupported on a capturing stream, where CUDA may leave the copies out without a word.
+inline Status copy_by_engine(Stream<Cuda>& stream, const PageList& list, const CheckedIds<std::int32_t>& ids) {
+  if (stream.capturing()) return Error{ErrorCode::unsupported, "the copy engine cannot be used on a capturing stream: a batch of copies is not captured"};
+  std::vector<void*> to;
+  std::vector<const void*> from;
+  std::vector<std::size_t> bytes;
+  const bool dense = list.to_stride == list.page_bytes && list.from_stride == list.page_bytes;
+  const std::size_t n = ids.to.size();
+  for (std::size_t i = 0; i < n;) {
+    std::size_t run = 1;
+    while (dense && i + run < n && ids.from[i + run] == ids.from[i] + static_cast<std::int32_t>(run) && ids.to[i + run] == ids.to[i] + static_cast<std::int32_t>(run)) ++run;
+    to.push_back(list.to + page_start(list.to_stride, ids.to[i]));
+    from.push_back(list.from + page_start(list.from_stride, ids.from[i]));
+    bytes.push_back(run * static_cast<std::size_t>(list.page_bytes));
+    i += run;
+  }
+  if (to.empty()) return {};
+  DeviceScope scope(stream.device());
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  std::size_t first = 0;
+#if CUDART_VERSION >= 13000
+  const cudaError_t e = cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &attributes, &first, 1, stream.native());
+#else
+  std::size_t failed = 0;
+  const cudaError_t e = cudaMemcpyBatchAsync(to.data(), const_cast<void**>(from.data()), bytes.data(), to.size(), &attributes, &first, 1, &failed, stream.native());
+#endif
+  if (e != cudaSuccess) return stream.error(e, "queueing a batch of copies");
+  return {};
+}
+
+/// Addresses of the device for both sides, and a refusal of memory that belongs elsewhere.
+inline Status on_device(PageList& list, const CopyInfo& info, int device, const std::string& transfer) {
+  const auto check = [&](const std::byte* p, bool host) -> Result<std::byte*> {
+    const std::string what = "transfer '" + transfer + "', entry '" + info.entry + "', layer " + std::to_string(info.layer);
+    if (host) {
+      auto address = device_address(HostAddress{const_cast<std::byte*>(p)}, what);
+      if (!address.ok()) return address.error();
+      return address.value().value;
+    }
+    cudaPointerAttributes attributes{};
+    if (const cudaError_t e = cudaPointerGetAttributes(&attributes, p); e != cudaSuccess) return cuda_error(e, what);
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device != device) {
+      return Error{ErrorCode::mismatch, what + ": the stream belongs to device " + std::to_string(device) + ", the pool's memory to " +
+                                            (attributes.type == cudaMemoryTypeDevice ? "device " + std::to_string(attributes.device) : std::string("no device"))};
+    }
+    return const_cast<std::byte*>(p);
+  };
+  auto from = check(list.from, info.direction == CopyDirection::host_to_device || info.direction == CopyDirection::host_to_host);
+  if (!from.ok()) return from.error();
+  auto to = check(list.to, info.direction == CopyDirection::device_to_host || info.direction == CopyDirection::host_to_host);
+  if (!to.ok()) return to.error();
+  list.from = from.value();
+  list.to = to.value();
+  return {};
+}
+
+/// Lets the fault hooks of a stream decide about a copy that is about to be queued. True: queue it.
+inline Result<bool> ask_faults(Stream<Cuda>& stream, const CopyInfo& info) {
+  if (!stream.faults()) return true;
+  Fault fault = stream.faults()->decide(info);
+  Status status;
+  switch (fault.kind) {
+    case Fault::Kind::none: return true;
+    case Fault::Kind::skip: return false;
+    case Fault::Kind::delay: (void)(status = stream.launch([time = fault.time] { std::this_thread::sleep_for(time); })); break;
+    case Fault::Kind::hold:
+      (void)(status = stream.launch([gate = fault.gate] {
+        const std::atomic<bool> never{false};
+        if (gate) (void)gate->hold(never);
+      }));
+      break;
+    case Fault::Kind::drop: fault.message = "was dropped"; [[fallthrough]];
+    case Fault::Kind::fail:
+      return Error{ErrorCode::failed, "stream '" + stream.name() + "': copy of entry '" + info.entry + "', layer " + std::to_string(info.layer) + ", " +
+                                          name_of(info.direction) + ": " + fault.message};
+  }
+  if (!status.ok()) return status.error();
+  return true;
+}
+
+/// Queues the pieces of one or more layers.
+class PieceQueue {
+ public:
+  static constexpr int migrate_blocks = 64;
+  using Piece = TransferEngine<Cuda>::Piece;
+
+  PieceQueue(Stream<Cuda>& stream, IssuedTransfer& issued, const EngineOptions<Cuda>& options, const Event<Cuda>& done)
+      : stream_(stream), issued_(issued), options_(options), done_(done) {}
+
+  Status add(Piece& piece) {
+    auto go = ask_faults(stream_, piece.info);
+    if (!go.ok()) return go.error();
+    if (!go.value()) return {};
+    if (piece.pages) {
+      const bool long_runs = piece.launch_migrate == nullptr && mean_run_bytes(piece.list, *piece.pages) >= copy_engine_run_bytes;
+      if (piece.launch_migrate != nullptr) {
+        auto ids = upload(piece.pages);
+        if (!ids.ok()) return ids.error();
+        piece.count.sms = options_.blocks > 0 ? options_.blocks : migrate_blocks;
+        DeviceScope scope(stream_.device());
+        if (Status status = piece.launch_migrate(stream_, piece.list, ids.value(), static_cast<std::int64_t>(piece.pages->to.size()), piece.row, piece.count.sms);
+            !status.ok()) {
+          return status;
+        }
+      } else if (options_.choice == EngineChoice::copy_engine || (options_.choice == EngineChoice::automatic && long_runs)) {
+        piece.count.engine = Engine::copy_engine;
+        if (Status status = copy_by_engine(stream_, piece.list, *piece.pages); !status.ok()) return status;
+      } else {
+        auto ids = upload(piece.pages);
+        if (!ids.ok()) return ids.error();
+        to_host_ = piece.info.direction == CopyDirection::device_to_host;
+        piece.count.sms = std::max(piece.count.sms, shape().blocks);
+        requests_.push_back({piece.list, ids.value(), static_cast<std::int64_t>(piece.pages->to.size()), piece.pages.get()});
+      }
+    }
+    if (piece.runs) {
+      auto runs = upload(*piece.runs);
+      if (!runs.ok()) return runs.error();
+      const int blocks = options_.blocks > 0 ? options_.blocks : 8;
+      piece.count.sms = std::max(piece.count.sms, blocks);
+      piece.count.engine = Engine::sm_kernel;
+      DeviceScope scope(stream_.device());
+      if (Status status = piece.launch_rows(stream_, piece.list, runs.value(), static_cast<std::int64_t>(piece.runs->size()), piece.run_tokens, blocks);
+          !status.ok()) {
+        return status;
+      }
+    }
+    return {};
+  }
+
+  /// Launches what `add` collected.
+  Status flush() {
+    if (requests_.empty()) return {};
+    const Status status = launch_pages(stream_, requests_, to_host_, shape());
+    requests_.clear();
+    return status;
+  }
+
+ private:
+  CopyShape shape() const {
+    CopyShape shape;
+    if (options_.blocks > 0) shape.blocks = options_.blocks;
+    return shape;
+  }
+
+  Result<std::byte*> block(std::size_t bytes, Scratch*& out) {
+    auto scratch = Scratch::make(bytes);
+    if (!scratch.ok()) return scratch.error();
+    scratch.value().busy_until(done_);
+    issued_.scratch.push_back(std::move(scratch).value());
+    out = &issued_.scratch.back();
+    return out->host();
+  }
+
+  // Ids are read by the kernel straight from pinned memory: a copy to the device first would take longer than the reads do.
+  Result<UploadedPages> upload(const std::shared_ptr<const CheckedIds<std::int32_t>>& ids) {
+    if (const auto known = uploaded_.find(ids.get()); known != uploaded_.end()) return known->second;
+    const std::size_t n = ids->to.size();
+    Scratch* scratch = nullptr;
+    auto host = block(2 * n * sizeof(std::int32_t), scratch);
+    if (!host.ok()) return host.error();
+    std::memcpy(host.value(), ids->from.data(), n * sizeof(std::int32_t));
+    std::memcpy(host.value() + n * sizeof(std::int32_t), ids->to.data(), n * sizeof(std::int32_t));
+    const auto* device = reinterpret_cast<const std::int32_t*>(scratch->device());
+    return uploaded_[ids.get()] = UploadedPages{device, device + n};
+  }
+  Result<const TokenRun*> upload(const std::vector<TokenRun>& runs) {
+    Scratch* scratch = nullptr;
+    auto host = block(runs.size() * sizeof(TokenRun), scratch);
+    if (!host.ok()) return host.error();
+    std::memcpy(host.value(), runs.data(), runs.size() * sizeof(TokenRun));
+    return reinterpret_cast<const TokenRun*>(scratch->device());
+  }
+
+  Stream<Cuda>& stream_;
+  IssuedTransfer& issued_;
+  const EngineOptions<Cuda>& options_;
+  const Event<Cuda>& done_;
+  std::map<const void*, UploadedPages> uploaded_;
+  std::vector<CopyRequest> requests_;
+  bool to_host_ = false;
+};
+
+inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Cuda>>& waits,
+                                          std::chrono::milliseconds, std::vector<Piece>& pieces, LoadProgress<Cuda>& progress,
+                                          const EngineOptions<Cuda>& options) {
+  const std::string name = "transfer '" + state->name + "'";
+  if (stream.capturing()) {
+    return Error{ErrorCode::unsupported, name + ": a ticket stands for work that runs once; on a capturing stream use submit with ids in device buffers"};
+  }
+  for (Piece& piece : pieces) {
+    if (piece.digest) return Error{ErrorCode::unsupported, name + ": digests of the CUDA backend"};
+    if (Status status = on_device(piece.list, piece.info, stream.device(), state->name); !status.ok()) return status;
+  }
+  for (const auto& wait : waits) {
+    const Status status = stream.wait(wait.event);
+    if (status.ok() || (wait.may_fail && wait.event.query() == EventState::failed)) continue;
+    return Error{status.error().code, name + ": " + status.error().message};
+  }
+
+  auto issued = std::make_shared<IssuedTransfer>();
+  PieceQueue queue(stream, *issued, options, progress.done());
+  Status status;
+  std::size_t next = 0;
+  std::size_t counted = 0;
+  int first_open = 0;  // positions from here on have no event yet
+  for (int position = 0; position < progress.layers() && status.ok(); ++position) {
+    for (; next < pieces.size() && pieces[next].position == position && status.ok(); ++next) {
+      pieces[next].info.bytes = pieces[next].count.bytes;
+      (void)(status = queue.add(pieces[next]));
+    }
+    if (!status.ok() || !(options.layer_events || position + 1 == progress.layers())) continue;
+    (void)(status = queue.flush());
+    if (!status.ok()) break;
+    const Event<Cuda> event = stream.record(state->name);
+    for (; counted < next; ++counted) issued->counts.emplace_back(event, pieces[counted].count);
+    for (; first_open <= position; ++first_open) progress.issued(first_open, event);
+  }
+  if (!status.ok()) progress.fail(first_open, status.error());
+  if (Status recorded = stream.record(progress.done(), status); !recorded.ok()) (void)progress.done().complete(recorded);
+  pieces.clear();
+  state->refresh = [issued](TransferState& of) {
+    auto& open = issued->counts;
+    for (std::size_t i = 0; i < open.size();) {
+      if (!is_final(open[i].first.query())) {
+        ++i;
+        continue;
+      }
+      if (open[i].first.query() == EventState::complete) of.count(open[i].second);
+      open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  };
+  return {};
+}
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include <kvire/layout/policies.hpp>
+#include <kvire/sync/cuda/lease.hpp>
+#include <kvire/sync/gate.hpp>
+#include <kvire/transfer/transfer.cuh>
+#include <tests/support/cuda_pages.hpp>
+
+using namespace kvire;
+using namespace std::chrono_literals;
+using kvire_test::contains;
+using kvire_test::fill_page;
+using kvire_test::has_page;
+
+namespace {
+
+using Keys = Fp8WithScale<64, 128>;
+
+bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
+
+__global__ void read_page(ConstPageView<Keys, Cuda> view, int page, unsigned char* out) {
+  for (int i = static_cast<int>(threadIdx.x); i < Keys::page_bytes; i += static_cast<int>(blockDim.x)) out[i] = static_cast<unsigned char>(view.page(page)[i]);
+}
+__global__ void write_page(PageView<Keys, Cuda> view, int page, unsigned char value) {
+  for (int i = static_cast<int>(threadIdx.x); i < Keys::page_bytes; i += static_cast<int>(blockDim.x)) view.page(page)[i] = static_cast<std::byte>(value);
+}
+
+}  // namespace
+
+TEST_CASE("cuda gate: a kernel runs behind its layer's load, however late that is") {
+  auto hold = CopyHold::make();
+  auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold](const CopyInfo& info) { return info.layer == 2 ? Fault::hold(hold) : Fault::none(); })}).value();
+  auto compute = Stream<Cuda>::make({.name = "compute"}).value();
+  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto source = host.allocate(1).value();
+  auto target = device.allocate(1).value();
+  fill_page(host, source[0].id(), 3);
+  fill_page(device, target[0].id(), 99);
+  unsigned char* out = nullptr;
+  REQUIRE(cudaMalloc(&out, 4 * Keys::page_bytes) == cudaSuccess);
+  Gate<Cuda> gate;
+  auto prepared = prepare_load(host, device, plan(source, target), {.name = "load"}).value();
+  CHECK(gate.begin({prepared}, compute, deadline_in(10ms)).error().code == ErrorCode::timeout);
+  auto ticket = prepared.issue(copies).value();
+  auto step = gate.begin({ticket}, compute).value();
+  for (int layer = 0; layer < 4; ++layer) {
+    auto lease = step.read(device, EntrySlot(layer)).value();
+    CHECK(launch(compute, [&](cudaStream_t s, auto view) { read_page<<<1, 256, 0, s>>>(view, target[0].id().value, out + layer * Keys::page_bytes); }, lease).ok());
+  }
+  std::this_thread::sleep_for(30ms);
+  CHECK_FALSE(compute.idle());
+  hold->release();
+  CHECK(compute.synchronize(deadline_in(10s)).ok());
+  CHECK(step.status().ok());
+  for (int layer = 0; layer < 4; ++layer) {
+    std::vector<std::byte> got(static_cast<std::size_t>(Keys::page_bytes));
+    REQUIRE(cudaMemcpy(got.data(), out + layer * Keys::page_bytes, got.size(), cudaMemcpyDefault) == cudaSuccess);
+    CHECK(got == kvire_test::page_pattern<Keys>(3, layer));
+  }
+  REQUIRE(cudaFree(out) == cudaSuccess);
+  CHECK(clean());
+}
+
+TEST_CASE("cuda gate: a failed load fails its readers") {
+  auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([](const CopyInfo& info) { return info.layer == 2 ? Fault::fail("lost") : Fault::none(); })}).value();
+  auto compute = Stream<Cuda>::make({.name = "compute"}).value();
+  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto source = host.allocate(1).value();
+  auto target = device.allocate(1).value();
+  Gate<Cuda> gate;
+  auto ticket = load(host, device, plan(source, target), copies).value();
+  auto step = gate.begin({ticket}, compute).value();
+  CHECK(step.read(device, EntrySlot(0)).ok());
+  CHECK(step.read(device, EntrySlot(1)).ok());
+  CHECK(contains(step.read(device, EntrySlot(2)).error().message, "lost"));
+  CHECK_FALSE(step.read(device, EntrySlot(3)).ok());
+  CHECK_FALSE(step.read(device, EntrySlot(2), std::vector{target[0].id()}).ok());
+  CHECK(compute.synchronize(deadline_in(10s)).ok());
+  CHECK(clean());
+}
+
+TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a write, and shared pages are refused") {
+  auto hold = CopyHold::make();
+  std::atomic<int> n{0};
+  auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold, &n](const CopyInfo&) { return n++ == 0 ? Fault::hold(hold) : Fault::none(); })}).value();
+  auto compute = Stream<Cuda>::make({.name = "compute"}).value();
+  auto device = DevicePool<Keys, Cuda>::make({.pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto saved = host.allocate(2).value();
+  auto page = device.allocate(1).value();
+  const std::vector<DevicePage> pages{page[0].id()};
+  fill_page(device, pages[0], 8);
+  Gate<Cuda> gate;
+  auto step = gate.begin({}, compute).value();
+  auto first = backup(device, host, plan(std::vector{saved[0]}, page), copies).value();
+  {
+    auto lease = step.write(device, EntrySlot(0), pages).value();
+    CHECK(launch(compute, [&](cudaStream_t s, auto view) { write_page<<<1, 256, 0, s>>>(view, pages[0].value, 0x44); }, lease).ok());
+    // The lease is alive: nobody knows where its last kernel will be.
+    CHECK(backup(device, host, plan(std::vector{saved[1]}, page), copies).error().code == ErrorCode::busy);
+  }
+  auto second = backup(device, host, plan(std::vector{saved[1]}, page), copies).value();
+  std::this_thread::sleep_for(20ms);
+  CHECK_FALSE(compute.idle());
+  hold->release();
+  CHECK(first.wait(deadline_in(10s)).ok());
+  CHECK(second.wait(deadline_in(10s)).ok());
+  CHECK(has_page(host, saved[0].id(), 8));
+  CHECK(kvire_test::page_bytes(host, saved[1].id(), 0) == std::vector<std::byte>(static_cast<std::size_t>(Keys::page_bytes), std::byte{0x44}));
+  const auto shared = page[0];
+  CHECK(step.write(device, EntrySlot(0), pages).error().code == ErrorCode::busy);
+  CHECK(compute.synchronize(deadline_in(10s)).ok());
+  CHECK(clean());
+}
