@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers of random pages and tokens between pinned host memory and the device, against one contiguous memcpy of the same bytes; what they cost a
+// memory-bound kernel beside them; both directions at once; pinned memory; the host's time to submit. Every result is verified before it is timed.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <benchmarks/support/device_timing.cuh>
+#include <kvire/layout/policies.hpp>
+#include <kvire/pool/mirror.hpp>
+#include <kvire/preset/deepseek_v3_2.hpp>
+#include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/transfer/submit.cuh>
+
+using namespace kvire;
+
+namespace {
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+__global__ void fill_words(std::uint32_t* p, std::int64_t n, std::uint32_t seed) {
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    p[i] = kvire_bench::mix(static_cast<std::uint64_t>(i) * 2654435761U + seed);
+  }
+}
+
+constexpr std::int64_t pool_bytes = std::int64_t{1280} << 20;
+
+// The two pools as bytes, and lists of ids in pinned memory.
+struct Machine {
+  Stream<Cuda> copies = Stream<Cuda>::make({.name = "copies"}).value();
+  Stream<Cuda> back = Stream<Cuda>::make({.name = "back"}).value();
+  Stream<Cuda> compute = Stream<Cuda>::make({.name = "compute"}).value();
+  PinnedMemory pinned;
+  std::byte* host = nullptr;
+  std::byte* device = nullptr;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  std::mt19937 random{1};
+
+  Machine() {
+    // The second allocation is timed: the first also starts threads and the driver.
+    pinned.deallocate(pinned.allocate(64 << 20, 256).value(), 64 << 20, 256);
+    const double t = seconds();
+    host = pinned.allocate(pool_bytes, 256).value();
+    std::printf("pinned memory: %.1f ms/GiB with %d cores\n", (seconds() - t) * 1e3 / (static_cast<double>(pool_bytes) / (1 << 30)), process_threads().threads());
+    device = DeviceMemory().allocate(pool_bytes, 256).value();
+    KVIRE_BENCH_CHECK(cudaEventCreate(&begin));
+    KVIRE_BENCH_CHECK(cudaEventCreate(&end));
+    scramble(1);
+  }
+
+  void scramble(std::uint32_t seed) {
+    const cudaStream_t s = copies.native();
+    fill_words<<<264, 512, 0, s>>>(reinterpret_cast<std::uint32_t*>(device), pool_bytes / 4, seed);
+    KVIRE_BENCH_CHECK(cudaMemcpyAsync(host, device, pool_bytes, cudaMemcpyDefault, s));
+    fill_words<<<264, 512, 0, s>>>(reinterpret_cast<std::uint32_t*>(device), pool_bytes / 4, seed + 77);
+    KVIRE_BENCH_CHECK(cudaStreamSynchronize(s));
+  }
+
+  template <class Work>
+  double microseconds(int repeats, Work work) {
+    std::vector<double> times;
+    for (int r = -1; r < repeats; ++r) {
+      KVIRE_BENCH_CHECK(cudaEventRecord(begin, copies.native()));
+      work();
+      KVIRE_BENCH_CHECK(cudaEventRecord(end, copies.native()));
+      KVIRE_BENCH_CHECK(cudaStreamSynchronize(copies.native()));
+      float ms = 0;
+      KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, begin, end));
+      if (r >= 0) times.push_back(static_cast<double>(ms) * 1e3);
+    }
+    return median(times);
+  }
+
+  std::vector<std::int32_t> ids(std::int64_t pages, std::int64_t n) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(pages - 1));
+    std::iota(all.begin(), all.end(), 1);
+    std::shuffle(all.begin(), all.end(), random);
+    all.resize(static_cast<std::size_t>(n));
+    return all;
+  }
+};
+
+// A list of random pages, ready to launch.
+struct Pages {
+  detail::CheckedIds<std::int32_t> ids;
+  detail::Scratch scratch;
+  detail::CopyRequest request;
+  bool to_host = false;
+
+  Pages(Machine& m, std::int64_t page, std::int64_t n, bool to_host_) : to_host(to_host_) {
+    const std::int64_t pages = pool_bytes / page;
+    ids.from = m.ids(pages, n);
+    ids.to = m.ids(pages, n);
+    const auto bytes = static_cast<std::size_t>(n) * 4;
+    scratch = detail::Scratch::make(2 * bytes).value();
+    std::memcpy(scratch.host(), ids.from.data(), bytes);
+    std::memcpy(scratch.host() + bytes, ids.to.data(), bytes);
+    const auto* list = reinterpret_cast<const std::int32_t*>(scratch.device());
+    std::byte* const host = device_address(HostAddress{m.host}, "benchmark").value().value;
+    request.list = {to_host ? host : m.device, to_host ? m.device : host, page, page, static_cast<std::int32_t>(pages), static_cast<std::int32_t>(pages), page};
+    request.ids = {list, list + n};
+    request.pages = n;
+    request.known = &ids;
+  }
+  void launch(Stream<Cuda>& stream, const detail::CopyShape& shape = {}) const { detail::launch_pages(stream, std::span(&request, 1), to_host, shape).value(); }
+
+  bool right(const Machine& m) const {
+    const auto page = static_cast<std::size_t>(request.list.page_bytes);
+    std::vector<std::byte> bytes(page);
+    const std::size_t step = std::max<std::size_t>(1, ids.to.size() / 61);
+    for (std::size_t i = 0; i < ids.to.size(); i += step) {
+      const std::byte* const on_device = m.device + static_cast<std::size_t>(to_host ? ids.from[i] : ids.to[i]) * page;
+      const std::byte* const on_host = m.host + static_cast<std::size_t>(to_host ? ids.to[i] : ids.from[i]) * page;
+      KVIRE_BENCH_CHECK(cudaMemcpy(bytes.data(), on_device, page, cudaMemcpyDefault));
+      if (std::memcmp(bytes.data(), on_host, page) != 0) return false;
+    }
+    return true;
+  }
+};
+
+double memcpy_time(Machine& m, std::int64_t bytes, bool to_host, int repeats) {
+  return m.microseconds(repeats, [&] {
+    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(bytes), cudaMemcpyDefault, m.copies.native()));
+  });
+}
+
+void pages_table(Machine& m) {
+  std::printf("\n| dir | page B | pages | one memcpy GB/s | kernel GB/s | %% of memcpy | SMs |\n|---|---|---|---|---|---|---|\n");
+  std::uint32_t seed = 5;
+  for (const std::int64_t page : {std::int64_t{1728}, std::int64_t{4352}, std::int64_t{8448}, std::int64_t{16384}, std::int64_t{37440}}) {
+    for (const bool to_host : {false, true}) {
+      m.scramble(seed += 100);
+      for (const std::int64_t n : {256, 1024, 4096, 16384}) {
+        if (n * page > pool_bytes - page) continue;
+        const int repeats = n * page < (64 << 20) ? 15 : 7;
+        const double one = memcpy_time(m, n * page, to_host, repeats);
+        m.scramble(seed += 100);
+        const Pages check(m, page, n, to_host);
+        check.launch(m.copies);
+        KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+        if (!check.right(m)) std::printf("WRONG\n");
+        const double us = m.microseconds(repeats, [&] { check.launch(m.copies); });
+        const double bytes = static_cast<double>(n * page);
+        std::printf("| %s | %lld | %lld | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", static_cast<long long>(page), static_cast<long long>(n), bytes / one / 1e3,
+                    bytes / us / 1e3, 100 * one / us, detail::CopyShape{}.blocks);
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+template <class P>
+void tokens_row(Machine& m, const char* name, bool whole, bool to_host, std::int64_t n, int blocks) {
+  const std::int64_t pages = pool_bytes / P::page_bytes;
+  constexpr std::int64_t tokens = P::tokens_per_page;
+  detail::CheckedIds<std::int64_t> ids;
+  if (whole) {
+    const auto a = m.ids(pages, n / tokens);
+    const auto b = m.ids(pages, n / tokens);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        ids.from.push_back(a[i] * tokens + t);
+        ids.to.push_back(b[i] * tokens + t);
+      }
+    }
+  } else {
+    std::vector<std::int64_t> slots(static_cast<std::size_t>((pages - 1) * tokens));
+    std::iota(slots.begin(), slots.end(), tokens);
+    for (auto* side : {&ids.from, &ids.to}) {
+      for (std::int64_t i = 0; i < n; ++i) std::swap(slots[static_cast<std::size_t>(i)], slots[static_cast<std::size_t>(i) + m.random() % (slots.size() - static_cast<std::size_t>(i))]);
+      side->assign(slots.begin(), slots.begin() + n);
+    }
+  }
+  std::byte* const host = device_address(HostAddress{m.host}, "benchmark").value().value;
+  using Engine = detail::TransferEngine<Cuda>;
+  Engine::Piece piece;
+  const auto shared = std::make_shared<detail::CheckedIds<std::int64_t>>(ids);
+  const auto count = static_cast<std::int32_t>(pages);
+  Engine::template rows<P>(piece, PageView<P, Cuda>{to_host ? host : m.device, P::page_bytes, count},
+                           ConstPageView<P, Cuda>(to_host ? m.device : host, P::page_bytes, count), shared, 0);
+  piece.info.direction = to_host ? CopyDirection::device_to_host : CopyDirection::host_to_device;
+  EngineOptions<Cuda> options;
+  options.choice = EngineChoice::sm_kernel;
+  options.blocks = blocks;
+  const double one = memcpy_time(m, n * detail::token_bytes<P>, to_host, 9);
+  std::vector<detail::IssuedTransfer> issued(16);
+  std::size_t run = 0;
+  const double us = m.microseconds(7, [&] {
+    detail::PieceQueue queue(m.copies, issued[run++], options, Event<Cuda>::make("bench"));
+    queue.add(piece).value();
+    queue.flush().value();
+  });
+  const double bytes = static_cast<double>(n * detail::token_bytes<P>);
+  std::printf("| %s | %s, %lld B | %lld%s | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", name, static_cast<long long>(detail::token_bytes<P>),
+              static_cast<long long>(n), whole ? ", whole pages" : "", bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, piece.count.sms);
+  std::fflush(stdout);
+}
+
+void tokens_table(Machine& m) {
+  std::printf("\n| dir | token | tokens | one memcpy GB/s | kernel GB/s | %% of memcpy | SMs |\n|---|---|---|---|---|---|---|\n");
+  for (const bool to_host : {false, true}) {
+    tokens_row<Fp4WithScale<64, 128>>(m, "fp4 keys", false, to_host, 65536, 8);
+    tokens_row<Fp8WithScale<64, 128>>(m, "fp8 keys", false, to_host, 65536, 8);
+    tokens_row<Bf16Contiguous<64, 128>>(m, "bf16 keys", false, to_host, 65536, 8);
+    tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 4096, 8);
+    tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 65536, 8);
+    tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", true, to_host, 65536, 4);
+    tokens_row<preset::deepseek_v3_2::Latent<64>>(m, "V3.2 latent", false, to_host, 65536, 8);
+    tokens_row<Bf16Contiguous<64, 320>>(m, "640 B rows", false, to_host, 65536, 8);
+  }
+}
+
+// Pages through shared memory and once through the registers, each multiprocessor its share: bound by memory, and as sensitive to one slow
+// multiprocessor as the logits kernels are.
+constexpr int stages = 12;
+__global__ void __launch_bounds__(640, 1) stream_pages(const std::byte* base, const std::int32_t* ids, int n, int page, float* out) {
+#if KVIRE_DEVICE_ARCH >= 900
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ unsigned long long full[stages];
+  __shared__ unsigned long long empty[stages];
+  const int per = (n + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int begin = static_cast<int>(blockIdx.x) * per;
+  const int count = min(n, begin + per) - begin;
+  const unsigned ring = ptx::shared_address(shared);
+  const unsigned full_at = ptx::shared_address(full);
+  const unsigned empty_at = ptx::shared_address(empty);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < stages; ++i) {
+      ptx::mbarrier_init(full_at + 8 * i, 1);
+      ptx::mbarrier_init(empty_at + 8 * i, 19);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x < 32) {
+    for (int block = 0; block < count; block += 32) {
+      const int id = block + lane < count ? ids[begin + block + lane] : 0;
+      for (int j = 0; j < 32 && block + j < count; ++j) {
+        const int from = __shfl_sync(~0u, id, j);
+        const int k = block + j;
+        if (lane == 0) {
+          ptx::mbarrier_wait(empty_at + 8 * (k % stages), ((k / stages) & 1) ^ 1);
+          ptx::mbarrier_arrive_expect(full_at + 8 * (k % stages), page);
+          ptx::bulk_load(ring + k % stages * page, base + static_cast<std::int64_t>(from) * page, page, full_at + 8 * (k % stages));
+        }
+        __syncwarp();
+      }
+    }
+  } else {
+    float sum = 0;
+    for (int k = 0; k < count; ++k) {
+      ptx::mbarrier_wait(full_at + 8 * (k % stages), (k / stages) & 1);
+      for (int v = static_cast<int>(threadIdx.x) - 32; v < page / 16; v += 608) {
+        const auto x = ptx::load_shared4(ring + k % stages * page + v * 16);
+        sum += __uint_as_float(x.x & 0x3FFFFFFF) + __uint_as_float(x.w & 0x3FFFFFFF);
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(empty_at + 8 * (k % stages));
+    }
+    if (sum == 1.2345F) *out = sum;
+  }
+#else
+  (void)base, (void)ids, (void)n, (void)page, (void)out;
+#endif
+}
+
+void beside(Machine& m) {
+  constexpr int page = 8448;
+  constexpr int step = 32768;  // pages of one launch: 64 contexts of 32k tokens
+  constexpr int launches = 140;
+  const std::int64_t bytes = std::int64_t{1100} << 20;
+  auto* pages = reinterpret_cast<std::byte*>(kvire_bench::device_array<std::uint8_t>(bytes));
+  fill_words<<<264, 512>>>(reinterpret_cast<std::uint32_t*>(pages), bytes / 4, 9);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(bytes / page));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), m.random);
+  auto* ids = kvire_bench::device_array<std::int32_t>(static_cast<std::int64_t>(order.size()));
+  KVIRE_BENCH_CHECK(cudaMemcpy(ids, order.data(), order.size() * 4, cudaMemcpyHostToDevice));
+  auto* out = kvire_bench::device_array<float>(1);
+  KVIRE_BENCH_CHECK(cudaFuncSetAttribute(stream_pages, cudaFuncAttributeMaxDynamicSharedMemorySize, stages * page));
+  const int sets = static_cast<int>(order.size()) / step;
+  int sms = 0;
+  KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, m.compute.device()));
+  std::vector<cudaEvent_t> marks(launches + 1);
+  for (auto& mark : marks) KVIRE_BENCH_CHECK(cudaEventCreate(&mark));
+  const auto compute = [&](int n) {
+    KVIRE_BENCH_CHECK(cudaEventRecord(marks[0], m.compute.native()));
+    for (int i = 0; i < n; ++i) {
+      stream_pages<<<static_cast<unsigned>(sms), 640, stages * page, m.compute.native()>>>(pages, ids + i % sets * step, step, page, out);
+      KVIRE_BENCH_CHECK(cudaEventRecord(marks[static_cast<std::size_t>(i) + 1], m.compute.native()));
+    }
+  };
+  const auto times = [&](int first, int last, float limit) {
+    std::vector<double> all;
+    for (int i = first; i < last; ++i) {
+      float until = 0;
+      float ms = 0;
+      if (limit > 0) KVIRE_BENCH_CHECK(cudaEventElapsedTime(&until, m.begin, marks[static_cast<std::size_t>(i) + 1]));
+      if (limit > 0 && until > limit) break;
+      KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, marks[static_cast<std::size_t>(i)], marks[static_cast<std::size_t>(i) + 1]));
+      all.push_back(static_cast<double>(ms) * 1e3);
+    }
+    return median(all);
+  };
+  compute(launches);
+  KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+  const double alone = times(5, launches, 0);
+  std::printf("\nA kernel that streams %d pages of %d B on all %d SMs: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", step, page, sms,
+              alone, static_cast<double>(step) * page / alone / 1e3);
+  constexpr std::int64_t n = 65536;
+  const auto row = [&](const char* name, auto start) {
+    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+    KVIRE_BENCH_CHECK(cudaEventRecord(m.begin, m.copies.native()));
+    start();
+    KVIRE_BENCH_CHECK(cudaEventRecord(m.end, m.copies.native()));
+    compute(launches);
+    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+    float ms = 0;
+    KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, m.begin, m.end));
+    const double us = times(2, launches, ms);
+    std::printf("| %s | %.1f | %.3f | %.1f |\n", name, us, us / alone, static_cast<double>(n) * page / ms / 1e6);
+    std::fflush(stdout);
+  };
+  for (const bool to_host : {false, true}) {
+    row(to_host ? "D2H, copy engine, contiguous" : "H2D, copy engine, contiguous", [&] {
+      KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(n * page), cudaMemcpyDefault, m.copies.native()));
+    });
+    const Pages list(m, page, n, to_host);
+    row(to_host ? "D2H, kernel, random pages" : "H2D, kernel, random pages", [&] { list.launch(m.copies); });
+  }
+}
+
+void both(Machine& m) {
+  constexpr std::int64_t page = 8448;
+  constexpr std::int64_t n = 65536;
+  Pages in(m, page, n, false);
+  Pages out(m, page, n, true);
+  std::printf("\n| both directions at once | sum GB/s |\n|---|---|\n");
+  const auto run = [&](const char* name, auto first, auto second) {
+    std::vector<double> all;
+    for (int r = 0; r < 3; ++r) {
+      KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+      const double t = seconds();
+      first();
+      second();
+      KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
+      all.push_back(2.0 * static_cast<double>(n * page) / (seconds() - t) / 1e9);
+    }
+    std::printf("| %s | %.1f |\n", name, median(all));
+  };
+  const auto engine = [&](Stream<Cuda>& s, bool to_host) {
+    const auto half = static_cast<std::size_t>(pool_bytes / 2);
+    std::byte* const h = m.host + (to_host ? half : 0);
+    std::byte* const d = m.device + (to_host ? half : 0);
+    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? h : d, to_host ? d : h, static_cast<std::size_t>(n * page), cudaMemcpyDefault, s.native()));
+  };
+  run("copy engines, contiguous", [&] { engine(m.copies, false); }, [&] { engine(m.back, true); });
+  run("kernels, random pages", [&] { in.launch(m.copies); }, [&] { out.launch(m.back); });
+}
+
+void submit(Machine& m) {
+  using P = Fp8WithScale<64, 128>;
+  auto device = DevicePool<P, Cuda>::make({.pages = 2049}).value();
+  auto host = mirror_of(device, 2049).value();
+  auto d = device.allocate(1024).value();
+  auto h = host.allocate(1024).value();
+  auto* lists = kvire_bench::device_array<std::int32_t>(2048);
+  const auto a = m.ids(1025, 1024);
+  const auto b = m.ids(1025, 1024);
+  KVIRE_BENCH_CHECK(cudaMemcpy(lists, a.data(), 4096, cudaMemcpyHostToDevice));
+  KVIRE_BENCH_CHECK(cudaMemcpy(lists + 1024, b.data(), 4096, cudaMemcpyHostToDevice));
+  auto mover = PageMover<P>::make(host, device, h, d, true, m.copies).value();
+  std::vector<double> all;
+  for (int r = 0; r < 60; ++r) {
+    const double t = seconds();
+    mover.submit({lists, lists + 1024}, 1024, m.copies).value();
+    if (r >= 10) all.push_back((seconds() - t) * 1e6);
+    if (r % 10 == 9) KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+  }
+  KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+  std::printf("\nsubmit, 1,024 pages, ids on the device: %.1f us of host time\n", median(all));
+  std::vector<double> plans;
+  for (int r = 0; r < 20; ++r) {
+    mover = PageMover<P>::make(host, device, {}, {}, true, m.copies).value();
+    const double t = seconds();
+    auto ticket = load(host, device, plan(h, d), m.copies).value();
+    plans.push_back((seconds() - t) * 1e6);
+    ticket.wait().value();
+  }
+  std::printf("load, 1,024 pages by a checked plan with a ticket: %.1f us of host time\n", median(plans));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  cudaDeviceProp properties{};
+  KVIRE_BENCH_CHECK(cudaGetDeviceProperties(&properties, 0));
+  int driver = 0;
+  int runtime = 0;
+  KVIRE_BENCH_CHECK(cudaDriverGetVersion(&driver));
+  KVIRE_BENCH_CHECK(cudaRuntimeGetVersion(&runtime));
+  std::printf("%s, driver for CUDA %d, runtime %d\n", properties.name, driver, runtime);
+  Machine m;
+  if (what == "all" || what == "pages") pages_table(m);
+  if (what == "all" || what == "tokens") tokens_table(m);
+  if (what == "all" || what == "beside") beside(m);
+  if (what == "all" || what == "both") both(m);
+  if (what == "all" || what == "submit") submit(m);
+  return 0;
+}
