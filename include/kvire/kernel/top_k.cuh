@@ -78,6 +78,8 @@ __device__ inline u32 peer_address(const void* p, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
   return a;
 }
+// Nobody waits for these; a cluster barrier orders them.
+__device__ inline void peer_count(u32 a) { asm volatile("red.shared::cluster.add.u32 [%0], 1;" ::"r"(a) : "memory"); }
 __device__ inline void peer_store(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
 __device__ inline u32 peer_add(u32 a, u32 v) {
   u32 old;
@@ -89,6 +91,7 @@ __device__ inline u32 cluster_rank() { return 0; }
 __device__ inline void cluster_arrive() {}
 __device__ inline void cluster_wait() {}
 __device__ inline u32 peer_address(const void* p, u32) { return shared_address(p); }
+__device__ inline void peer_count(u32) {}
 __device__ inline void peer_store(u32, u64) {}
 __device__ inline u32 peer_add(u32, u32) { return 0; }
 #endif
@@ -113,6 +116,7 @@ struct Scratch {
   u32 counted;   // entries to be ranked by counting
   u32 emitted;
   u32 least, most;  // keys
+  u32 sample_most;
 };
 
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
@@ -122,14 +126,16 @@ struct Block {
   static constexpr int chunk = Threads * Items;
   static constexpr int capacity = Streams ? 16384 : chunk;  // a pruned list always takes a whole chunk
   static constexpr int bin_quads = bins / 4 / Threads;
-  static constexpr std::size_t shared_bytes = sizeof(u32) * bins + sizeof(u64) * capacity;
+  static constexpr int depth = 4;  // quads of a thread under way
+  static constexpr std::size_t shared_bytes = sizeof(u32) * bins * (Streams ? 2 : 1) + sizeof(u64) * capacity;
   static_assert(bins % (4 * Threads) == 0 && Threads % by_counting == 0 && chunk <= 8192 && Items <= 8);
 
   const Params& p;
   Scratch& s;
   u32* hist;
+  u32* passing;  // of keys that passed the filter, from its least key on; in a cluster the first block's counts for all
   u64* list;
-  u64* candidates;  // over hist, once a histogram has been searched
+  u64* candidates;  // over `passing` (the histogram, where there is one), once it has been searched
   const int tid, lane, warp;
   u32 rank = 0, blocks = 1;
   std::int64_t row;
@@ -171,29 +177,29 @@ struct Block {
   }
 
   // --- histograms ---
-  __device__ void clear_hist() {
-    for (int i = tid; i < bins / 4; i += Threads) reinterpret_cast<uint4*>(hist)[i] = uint4{0, 0, 0, 0};
+  __device__ void clear(u32* counts) {
+    for (int i = tid; i < bins / 4; i += Threads) reinterpret_cast<uint4*>(counts)[i] = uint4{0, 0, 0, 0};
   }
   // Sum over the threads before this one. One barrier inside; the caller puts one before the next use.
   __device__ u32 exclusive_scan(u32 x) {
+    const u32 mine = __reduce_add_sync(~0U, x);
+    if (lane == 0) s.warp_sums[warp] = mine;
     u32 up = x;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const u32 other = __shfl_up_sync(~0U, up, d);
       if (lane >= d) up += other;
     }
-    if (lane == 31) s.warp_sums[warp] = up;
     __syncthreads();
-    const u32 w = lane < warp ? s.warp_sums[lane] : 0;
-    return __reduce_add_sync(~0U, w) + up - x;
+    return __reduce_add_sync(~0U, lane < warp ? s.warp_sums[lane] : 0) + up - x;
   }
   // The bin, from the top, in which the need-th entry lies. Starts after a barrier, ends with one. Only the warp whose bins hold it scans.
-  __device__ Found find(u32 need) {
+  __device__ Found find(const u32* counts, u32 need) {
     uint4 v[bin_quads];
     u32 sum = 0;
 #pragma unroll
     for (int j = 0; j < bin_quads; ++j) {
-      v[j] = reinterpret_cast<const uint4*>(hist)[bins / 4 - 1 - (tid * bin_quads + j)];
+      v[j] = reinterpret_cast<const uint4*>(counts)[bins / 4 - 1 - (tid * bin_quads + j)];
       sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
     }
     const u32 mine = __reduce_add_sync(~0U, sum);
@@ -271,15 +277,19 @@ struct Block {
       s.most = 0;
       s.counted = 0;
     }
-    clear_hist();
+    clear(hist);
     __syncthreads();
     if (lane == 0) {
       atomicMin(&s.least, least);
       atomicMax(&s.most, most);
     }
     __syncthreads();
-    u64 base = u64(s.least) << position_bits;
-    u64 span = ((u64(s.most) + 1) << position_bits) - base;
+    const u64 base = u64(s.least) << position_bits;
+    const u64 span = ((u64(s.most) + 1) << position_bits) - base;
+    return refine(n, front, base, span, need);
+  }
+  // The same among the entries in [base, base + span), of which more than `need` are some. The histogram is clear.
+  __device__ u64 refine(u32 n, u32 front, u64 base, u64 span, u32 need) {
     int shift = max(0, 64 - __clzll(static_cast<long long>(span - 1)) - digit);
     for (;;) {
       for (u32 i = u32(tid); i < n; i += Threads) {
@@ -287,23 +297,25 @@ struct Block {
         if (above < span) atomicAdd(&hist[above >> shift], 1U);
       }
       __syncthreads();
-      const Found f = find(need);
+      const Found f = find(hist, need);
       base += u64(f.bin) << shift;
       span = u64(1) << shift;
       need -= f.above;
       if (f.count == need) return base;
-      if (f.count <= by_counting) {
-        for (u32 i = u32(tid); i < n; i += Threads) {
-          const u64 e = entry(i, front);
-          if (e - base < span) candidates[atomicAdd(&s.counted, 1U)] = e;
-        }
-        __syncthreads();
-        return rank_candidates(need, f.count);
-      }
+      if (f.count <= by_counting) return rank_between(n, front, base, span, need, f.count);
       shift = max(0, shift - digit);
-      clear_hist();
+      clear(hist);
       __syncthreads();
     }
+  }
+  // The need-th best of the `count` entries in [base, base + span); s.counted is 0.
+  __device__ u64 rank_between(u32 n, u32 front, u64 base, u64 span, u32 need, u32 count) {
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u64 e = entry(i, front);
+      if (e - base < span) candidates[atomicAdd(&s.counted, 1U)] = e;
+    }
+    __syncthreads();
+    return rank_candidates(need, count);
   }
 
   // --- the row in registers --------------------------------------------------------------------------------------------------------------
@@ -345,7 +357,7 @@ struct Block {
   __device__ void row_in_registers() {
     float4 v[quads];
     load_chunk(v, begin);
-    clear_hist();
+    clear(hist);
     if (tid == 0) {
       s.listed = 0;
       s.counted = 0;
@@ -357,7 +369,7 @@ struct Block {
     add_keys(keys);
     __syncthreads();
     const u32 k = u32(p.args.k);
-    const Found f = find(k);
+    const Found f = find(hist, k);
     u64 cut = u64(1) << position_bits;
     if (f.all == 0) {
       const u32 need = k - f.above;
@@ -426,137 +438,127 @@ struct Block {
   }
 
   // --- the streamed row ------------------------------------------------------------------------------------------------------------------
-  // Lists what passes of one chunk. Entries beyond the capacity are counted, not kept; true if there were any.
-  __device__ bool list_passing(const float4 (&v)[quads], int base, u32 limit, bool count_nans) {
+  struct Filter {
+    u32 least = 1;  // key
+    u32 limit = 0;  // filter_key of it
+    int shift = 0;  // of the bins of `passing`
+  };
+
+  // Lists what passes of four neighbouring scores. Entries beyond the capacity are counted, not kept; true if there were any.
+  template <bool Guessed>
+  __device__ bool list_passing(const float4& v, int position, const Filter& f, bool count_nans) {
+    const u32 b[4] = {bits_of(v.x), bits_of(v.y), bits_of(v.z), bits_of(v.w)};
     u32 mask = 0;
 #pragma unroll
-    for (int i = 0; i < Items; ++i) {
-      const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
-      if (filter_key(b) >= limit) {
-        const int position = place(base, i / 4) + i % 4;
-        if (position < end) {
-          if (is_nan_bits(b)) {
-            nans += count_nans ? 1U : 0U;
-          } else if (on_good_page(position)) {
-            mask |= 1U << i;
-          }
+    for (int i = 0; i < 4; ++i) {
+      if (filter_key(b[i]) >= f.limit && position + i < end) {
+        if (is_nan_bits(b[i])) {
+          nans += count_nans ? 1U : 0U;
+        } else if (on_good_page(position + i)) {
+          mask |= 1U << i;
         }
       }
     }
     if (mask == 0) return false;
     u32 slot = atomicAdd(&s.listed, u32(__popc(mask)));
 #pragma unroll
-    for (int i = 0; i < Items; ++i) {
+    for (int i = 0; i < 4; ++i) {
       if ((mask >> i & 1U) != 0) {
-        const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
-        if (slot < u32(capacity)) list[slot] = entry_of(order_key(float_of(b)), position_in_chunk(base, i));
+        const u32 key = order_key(float_of(b[i]));
+        if (slot < u32(capacity)) list[slot] = entry_of(key, u32(position + i));
         ++slot;
+        if constexpr (Guessed) {
+          u32* bin = passing + min((key - f.least) >> f.shift, u32(bins - 1));
+          if constexpr (Clustered) {
+            peer_count(peer_address(bin, 0));
+          } else {
+            atomicAdd(bin, 1U);
+          }
+        }
       }
     }
     return slot > u32(capacity);
   }
-  // A cheap test of a whole chunk first. Above zero, and if negative NaNs need not be counted, bits compare as signed integers.
+  // A cheap test of a quad first. Above zero, and if negative NaNs need not be counted, bits compare as signed integers.
   template <bool Positive>
-  __device__ void list_part(float4 (&a)[quads], float4 (&b)[quads], u32 limit) {
-    const int least = int(limit - 0x7F800001U);
-    const auto take = [&](const float4(&v)[quads], int base) {
-      bool pass = false;
+  __device__ void list_part(float4 (&ring)[depth], const Filter& f) {
+    const int least = int(f.limit - 0x7F800001U);
+    for (int base = begin; base < end; base += depth * Threads * 4) {
 #pragma unroll
-      for (int q = 0; q < quads; ++q) {
-        const u32 x = bits_of(v[q].x), y = bits_of(v[q].y), z = bits_of(v[q].z), w = bits_of(v[q].w);
+      for (int d = 0; d < depth; ++d) {
+        const float4 v = ring[d];
+        const int position = place(base, d);
+        ring[d] = load4(position + depth * Threads * 4);
+        const u32 x = bits_of(v.x), y = bits_of(v.y), z = bits_of(v.z), w = bits_of(v.w);
+        bool pass = false;
         if constexpr (Positive) {
-          pass = pass || max(max(int(x), int(y)), max(int(z), int(w))) >= least;
+          pass = max(max(int(x), int(y)), max(int(z), int(w))) >= least;
         } else {
-          pass = pass || max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= limit;
+          pass = max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= f.limit;
         }
+        if (pass) list_passing<true>(v, position, f, true);
       }
-      if (pass) list_passing(v, base, limit, true);
-    };
-    for (int base = begin; base < end; base += 2 * chunk) {
-      take(a, base);
-      load_chunk(a, base + 2 * chunk);
-      if (base + chunk < end) take(b, base + chunk);
-      load_chunk(b, base + 3 * chunk);
     }
   }
 
-  // The threshold that the sample suggests: 1 (everything) or the least key to list.
-  __device__ u32 guess(int length) {
-    // 128 neighbouring scores for each warp and quad, spread over the row.
-    float4 v[quads];
-    const int distance = length / (quads * warps) & ~3;
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const int at = (q * warps + warp) * distance + lane * 4;
-      v[q] = p.vector_loads ? load_streaming4(scores + at) : float4{scores[at], scores[at + 1], scores[at + 2], scores[at + 3]};
-    }
-    clear_hist();
-    __syncthreads();
+  // The filter that the sample suggests. 128 neighbouring scores for each warp and quad, spread over the row.
+  __device__ int sample_place(int length, int q) const { return (q * warps + warp) * (length / (quads * warps) & ~3) + lane * 4; }
+  __device__ Filter guess(const float4 (&v)[quads], int length) {
     u32 keys[Items];
+    u32 most = 0;
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
       const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
       keys[i] = candidate_key(b);
-      if (Paged && keys[i] != 0 && !on_good_page((i / 4 * warps + warp) * distance + lane * 4 + i % 4)) keys[i] = 0;
+      if (Paged && keys[i] != 0 && !on_good_page(sample_place(length, i / 4) + i % 4)) keys[i] = 0;
+      most = max(most, keys[i]);
     }
     add_keys(keys);
+    most = __reduce_max_sync(~0U, most);
+    if (lane == 0) atomicMax(&s.sample_most, most);
     __syncthreads();
     // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
     const float mean = float(p.args.k) * float(chunk) / float(length);
     const u32 wanted = u32(mean + 5 * sqrtf(mean) + 6);
-    Found f = find(wanted);
-    if (f.all != 0) return 1;
-    u32 least = f.bin << (32 - digit);
-    if (f.count > wanted) {
-      // Most of what passes shares this bin: look at the next digit.
-      clear_hist();
-      __syncthreads();
+    Found f = find(hist, wanted);
+    Filter filter;
+    if (f.all == 0) {
+      filter.least = f.bin << (32 - digit);
+      if (f.count > wanted) {
+        // Most of what passes shares this bin: look at the next digit.
+        clear(hist);
+        __syncthreads();
 #pragma unroll
-      for (int i = 0; i < Items; ++i) {
-        if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
+        for (int i = 0; i < Items; ++i) {
+          if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
+        }
+        __syncthreads();
+        f = find(hist, wanted - f.above);
+        filter.least |= f.bin << (32 - 2 * digit);
       }
-      __syncthreads();
-      f = find(wanted - f.above);
-      least |= f.bin << (32 - 2 * digit);
+      filter.limit = filter_limit(filter.least);
     }
-    return least;
+    filter.shift = max(0, 32 - __clz(int(max(s.sample_most, filter.least) - filter.least)) - digit);
+    return filter;
   }
 
   // Without guessing: the threshold is the k-th best so far.
   __device__ void stream_alone(int length) {
     begin = 0;
     end = length;
-    float4 a[quads], b[quads];
-    load_chunk(a, 0);
-    load_chunk(b, chunk);
-    clear_hist();
     if (tid == 0) s.listed = 0;
     __syncthreads();
-    u32 least = 1;
-    {
-      u32 keys[Items];
-      keys_of(keys, a, 0, false);
-      add_keys(keys);
-      __syncthreads();
-      const Found f = find(u32(p.args.k));
-      if (f.all == 0) least = f.bin << (32 - digit);
-      list_keys(keys, least, ~0U);
-    }
-    __syncthreads();
-    u32 limit = filter_limit(least);
-    const auto take = [&](const float4(&v)[quads], int base) {
-      const bool overflow = list_passing(v, base, limit, false);
+    Filter f;
+    float4 next = load4(place(0, 0));
+    for (int base = 0; base < length; base += Threads * 4) {
+      const float4 v = next;
+      next = load4(place(base, 1));
+      const bool overflow = list_passing<false>(v, place(base, 0), f, false);
       if (__syncthreads_or(overflow) != 0) {
-        limit = filter_limit(prune(base));
-        list_passing(v, base, limit, false);
+        f.limit = filter_limit(prune(base));
+        list_passing<false>(v, place(base, 0), f, false);
         __syncthreads();
       }
-    };
-    for (int base = chunk; base < length; base += 2 * chunk) {
-      load_chunk(a, base + chunk);
-      take(b, base);
-      load_chunk(b, base + 2 * chunk);
-      if (base + chunk < length) take(a, base + chunk);
     }
   }
   // Keeps the exact top k of the listed entries before position `from`; returns the least key that later positions must have.
@@ -582,29 +584,40 @@ struct Block {
     const int part = int(align_up(ceil_div(std::int64_t(length), std::int64_t(blocks)), std::int64_t(32)));
     begin = int(min(std::int64_t(rank) * part, std::int64_t(length)));
     end = int(min(std::int64_t(begin) + part, std::int64_t(length)));
+    // The sample is asked for first: everything waits for it.
+    float4 v[quads];
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      const int at = sample_place(length, q);
+      v[q] = p.vector_loads ? load_streaming4(scores + at) : float4{scores[at], scores[at + 1], scores[at + 2], scores[at + 3]};
+    }
+    float4 ring[depth];
+#pragma unroll
+    for (int d = 0; d < depth; ++d) ring[d] = load4(place(begin, d));
+    clear(hist);
+    clear(passing);
     if (tid == 0) {
       s.listed = 0;
       s.received = 0;
       s.emitted = 0;
+      s.counted = 0;
+      s.most = 0;
+      s.sample_most = 0;
     }
-    float4 a[quads], b[quads];
-    load_chunk(a, begin);
-    load_chunk(b, begin + chunk);
-    if constexpr (Clustered) {
-      __syncthreads();
-      cluster_arrive();  // the first block's counters are set
-    }
-    const u32 limit = filter_limit(guess(length));
-    if (p.counts == nullptr && limit > 0x7F800001U) {
-      list_part<true>(a, b, limit);
+    __syncthreads();
+    if constexpr (Clustered) cluster_arrive();  // the first block's counters are set
+    const Filter f = guess(v, length);
+    clear(hist);
+    if constexpr (Clustered) cluster_wait();
+    if (p.counts == nullptr && f.limit > 0x7F800001U) {
+      list_part<true>(ring, f);
     } else {
-      list_part<false>(a, b, limit);
+      list_part<false>(ring, f);
     }
     __syncthreads();
     u32 n = s.listed;
     u32 front = n;
     if constexpr (Clustered) {
-      cluster_wait();
       if (rank != 0) {
         if (tid == 0) s.counted = peer_add(peer_address(&s.received, 0), n);
         __syncthreads();
@@ -625,10 +638,31 @@ struct Block {
       __syncthreads();
       stream_alone(length);
       n = front = s.listed;
+      if (n > k) cut = select(n, front, k);
+      __syncthreads();
+      clear(hist);
+    } else if (n > k) {
+      const Found last = find(passing, k);
+      if (last.bin == u32(bins - 1)) {
+        cut = select(n, front, k);  // the last bin has no upper end
+        __syncthreads();
+        clear(hist);
+      } else {
+        const u64 base = u64(f.least + (last.bin << f.shift)) << position_bits;
+        const u64 span = u64(1) << (f.shift + position_bits);
+        if (last.count == k - last.above) {
+          cut = base;
+        } else if (last.count <= by_counting) {
+          cut = rank_between(n, front, base, span, k - last.above, last.count);
+        } else {
+          cut = refine(n, front, base, span, k - last.above);
+          __syncthreads();
+          clear(hist);
+        }
+      }
     }
     begin = 0;
     end = length;
-    if (n > k) cut = select(n, front, k);
     if (p.args.order == TopKOrder::by_score) {
       __syncthreads();
       u64* ranked = reinterpret_cast<u64*>(hist);
@@ -644,14 +678,13 @@ struct Block {
 
   // Lists in position order what the list holds at or above the cut: a counting sort over up to 4096 runs of positions, and within a run
   // (about one entry; never more than its positions) each entry counts those before it. Counts are halves of words, two runs in each.
+  // The histogram is clear.
   __device__ void emit_list(u32 n, u32 front, u64 cut, int length) {
     u32* run_end = hist;
     u32* placed = hist + bins / 2;
     const int run_shift = max(0, 32 - __clz(length - 1) - digit);
     const auto run_of = [&](u32 position) { return position >> run_shift; };
     const auto end_of = [&](u32 run) { return run_end[run >> 1] >> ((run & 1U) * 16) & 0xFFFFU; };
-    __syncthreads();
-    clear_hist();
     __syncthreads();
     for (u32 i = u32(tid); i < n; i += Threads) {
       const u64 e = entry(i, front);
@@ -766,8 +799,9 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ Scratch scratch;
   u32* hist = reinterpret_cast<u32*>(dynamic);
-  u64* list = reinterpret_cast<u64*>(hist + bins);
-  Block<Threads, Items, Streams, Clustered, Paged> block{p, scratch, hist, list, reinterpret_cast<u64*>(hist), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)};
+  u32* passing = Streams ? hist + bins : hist;
+  u64* list = reinterpret_cast<u64*>(passing + bins);
+  Block<Threads, Items, Streams, Clustered, Paged> block{p, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)};
   block.run();
 }
 
