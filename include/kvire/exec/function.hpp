@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -17,6 +16,12 @@ template <class R, class... Args>
 class MoveOnlyFunction<R(Args...)> {
  public:
   MoveOnlyFunction() = default;
+  MoveOnlyFunction(MoveOnlyFunction&& other) noexcept : target_(std::exchange(other.target_, nullptr)) {}
+  MoveOnlyFunction& operator=(MoveOnlyFunction other) noexcept {
+    std::swap(target_, other.target_);
+    return *this;
+  }
+  ~MoveOnlyFunction() { delete target_; }
 
   template <class F>
     requires(!std::is_same_v<std::decay_t<F>, MoveOnlyFunction> && std::is_invocable_r_v<R, std::decay_t<F>&, Args...>)
@@ -39,7 +44,7 @@ class MoveOnlyFunction<R(Args...)> {
     R call(Args... args) override { return static_cast<R>(f(std::forward<Args>(args)...)); }
     F f;
   };
-  std::unique_ptr<Concept> target_;
+  Concept* target_ = nullptr;
 };
 
 KVIRE_NAMESPACE_END

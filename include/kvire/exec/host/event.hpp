@@ -16,8 +16,8 @@ KVIRE_NAMESPACE_BEGIN
 /// A one-shot event of the host backend: a shared handle, copyable, usable from any thread.
 /// It is made unrecorded, recorded once by a stream (`Stream<Host>::record`) or completed once by hand, and then never changes again.
 /// Waiting on an event that was never recorded does not pass: it blocks until the deadline and then fails.
-template <>
-class Event<Host> {
+template <HostTag Backend>
+class Event<Backend> {
  public:
   /// An empty handle; it stands for no work and waiting on it is an error at once.
   Event() = default;

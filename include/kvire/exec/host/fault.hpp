@@ -37,9 +37,10 @@ struct CopyInfo {
 };
 
 /// Keeps copies open until released. Shared between the hook and the test that releases it.
-class CopyHold {
+template <HostTag Backend>
+class BasicCopyHold {
  public:
-  static std::shared_ptr<CopyHold> make() { return std::make_shared<CopyHold>(); }
+  static std::shared_ptr<BasicCopyHold> make() { return std::make_shared<BasicCopyHold>(); }
 
   /// Lets every held copy, present and future, go on.
   void release() {
@@ -73,6 +74,7 @@ class CopyHold {
   bool released_ = false;
   int reached_ = 0;
 };
+using CopyHold = BasicCopyHold<Host>;
 
 /// What happens to one copy instead of simply running.
 struct Fault {
@@ -98,12 +100,13 @@ struct Fault {
 };
 
 /// Decides the fate of each copy of the streams it is given to. The callable runs on the streams' threads, one call at a time.
-class FaultHooks {
+template <HostTag Backend>
+class BasicFaultHooks {
  public:
   using Decide = MoveOnlyFunction<Fault(const CopyInfo&)>;
 
-  static std::shared_ptr<FaultHooks> make(Decide decide = {}) {
-    auto hooks = std::make_shared<FaultHooks>();
+  static std::shared_ptr<BasicFaultHooks> make(Decide decide = {}) {
+    auto hooks = std::make_shared<BasicFaultHooks>();
     hooks->set(std::move(decide));
     return hooks;
   }
@@ -123,5 +126,6 @@ class FaultHooks {
   std::mutex mutex_;
   Decide decide_;
 };
+using FaultHooks = BasicFaultHooks<Host>;
 
 KVIRE_NAMESPACE_END

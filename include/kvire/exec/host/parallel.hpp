@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -10,21 +9,23 @@
 #include <vector>
 
 #include <kvire/base/ints.hpp>
+#include <kvire/exec/backend.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 /// Threads that share the chunks of `parallel_for`. Work is cut by the caller's grain alone, never by the count of threads: each chunk is
 /// computed whole by one thread, so results do not depend on how many there are or which one took it.
-class ThreadPool {
+template <HostTag Backend>
+class BasicThreadPool {
  public:
   /// A pool in which `threads` threads compute, the caller included; so `threads - 1` are started. 0 or less: one per core.
-  explicit ThreadPool(int threads = 0) {
+  explicit BasicThreadPool(int threads = 0) {
     if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     for (int t = 1; t < threads; ++t) workers_.emplace_back([this] { serve(); });
   }
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
-  ~ThreadPool() {
+  BasicThreadPool(const BasicThreadPool&) = delete;
+  BasicThreadPool& operator=(const BasicThreadPool&) = delete;
+  ~BasicThreadPool() {
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -59,7 +60,7 @@ class ThreadPool {
     job.work();
     std::unique_lock lock(mutex_);
     // All chunks are taken: no other thread may join any more, those inside finish.
-    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
+    std::erase(jobs_, &job);
     job.left.wait(lock, [&] { return job.helpers == 0; });
   }
 
@@ -104,22 +105,24 @@ class ThreadPool {
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };
+using ThreadPool = BasicThreadPool<Host>;
 
 /// The process-wide pool, one thread per core, started by the first call. It is never destroyed: streams in static storage may still use it
 /// while the process ends.
-inline ThreadPool& process_threads() {
-  static ThreadPool* pool = new ThreadPool();
+template <HostTag Backend = Host>
+BasicThreadPool<Backend>& process_threads() {
+  static auto* pool = new BasicThreadPool<Backend>();
   return *pool;
 }
 
 /// `ThreadPool::run` on the process-wide pool; small work (one chunk) runs in the caller without touching it.
-template <class F>
+template <class F, HostTag Backend = Host>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
   if (n <= std::max<std::int64_t>(grain, 1)) {
     if (n > 0) f(std::int64_t{0}, n);
     return;
   }
-  process_threads().run(n, grain, f);
+  process_threads<Backend>().run(n, grain, f);
 }
 
 KVIRE_NAMESPACE_END

@@ -32,8 +32,8 @@ struct StreamOptions {
 /// keeps the first error and runs no further work: copies report the error, events recorded afterwards fail with it. So whatever depended
 /// on the failed work fails too, instead of reading what never arrived. `synchronize()` hands the error to the host and clears it;
 /// `clear_failure()` does the same in stream order, for independent work that follows on the same stream.
-template <>
-class Stream<Host> {
+template <HostTag Backend>
+class Stream<Backend> {
  public:
   using Done = MoveOnlyFunction<void(const Status&)>;
 
@@ -95,14 +95,14 @@ class Stream<Host> {
   }
 
   /// Records a new event behind everything queued so far.
-  Event<Host> record(std::string label = {}) {
-    auto event = Event<Host>::make(std::move(label));
+  Event<Backend> record(std::string label = {}) {
+    auto event = Event<Backend>::make(std::move(label));
     (void)record(event);
     return event;
   }
 
   /// Records an existing, unrecorded event. Error duplicate: it was recorded or completed already.
-  Status record(const Event<Host>& event) {
+  Status record(const Event<Backend>& event) {
     if (!event.mark_recorded()) {
       return Error{ErrorCode::duplicate, "stream '" + name() + "': event '" + event.label() + "' is empty or was recorded before"};
     }
@@ -112,7 +112,7 @@ class Stream<Host> {
 
   /// Makes later work wait for the event. A failed event, or one not final within `StreamOptions::wait_limit` (never recorded, for instance),
   /// fails the stream; it never passes.
-  void wait(const Event<Host>& event) {
+  void wait(const Event<Backend>& event) {
     state_->push([event](State& state) {
       if (state.error) return;
       const Status status = event.wait(deadline_in(state.options.wait_limit));
@@ -137,7 +137,7 @@ class Stream<Host> {
 
   /// Waits until everything queued so far has run. Returns, and clears, the stream's first failure. Error timeout: still running.
   Status synchronize(Deadline deadline = no_deadline) {
-    const auto event = Event<Host>::make("synchronize " + name());
+    const auto event = Event<Backend>::make("synchronize " + name());
     event.mark_recorded();
     state_->push([event](State& state) {
       event.complete(state.status());
