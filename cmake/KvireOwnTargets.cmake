@@ -14,6 +14,16 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
+# The nvcc that was looked at is the one that is used, whatever comes first on the path; kernels are tuned for Hopper.
+if(KVIRE_ENABLE_CUDA AND kvire_nvcc)
+  if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    set(CMAKE_CUDA_COMPILER "${kvire_nvcc}")
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90a)
+  endif()
+endif()
+
 # The warnings that kvire's headers must survive. Also used by the header checks, which call compilers themselves.
 set(KVIRE_WARNINGS_GNU -Wall -Wextra -Wpedantic -Wconversion -Wshadow=local -Wno-psabi)
 set(KVIRE_WARNINGS_CLANG -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion)

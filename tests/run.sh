@@ -106,7 +106,7 @@ stage asan asan all -L "host|example|smoke"
 stage tsan tsan all -L "host|example|smoke"
 
 if wants cuda; then
-  nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+  nvcc=${CUDACXX:-$(ls /usr/local/cuda/bin/nvcc 2>/dev/null || command -v nvcc)}
   version=$([ -n "$nvcc" ] && "$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
   if [ -z "$version" ]; then
     echo "== cuda: skipped, nvcc was not found (kvire's CUDA parts need 12.8 or newer; this script does not install it)"
