@@ -18,10 +18,11 @@ struct SparseLogitsOptions {
 };
 
 /// Checks the arguments of sparse_logits and gathers them for a kernel, all but the pages. `policy`, `dim` and `tokens_per_page` are those of
-/// the keys. `lengths` are read here.
+/// the keys. `lengths` are read here, unless they are in device memory.
 inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, int dim, int tokens_per_page, const Queries& queries,
                                                           Tensor<const float, 3> weights, Tensor<const std::int32_t, 2> page_table,
-                                                          Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, SimdLevel level) {
+                                                          Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, SimdLevel level,
+                                                          bool lengths_readable = true) {
   detail::ArgumentCheck check("sparse_logits");
   check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
                 std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
@@ -36,7 +37,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
   check.between("page_table.extent[1]", page_table.extent[1], 0, detail::most_int32);
   check.extents("scores", scores, {queries.batch, queries.next_n, scores.extent[2]}, "queries");
   check.require(supports(level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(level));
-  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, scores.extent[2]);
+  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, scores.extent[2], lengths_readable);
   if (!check.ok()) return check.error();
 
   body::SparseLogitsArgs args;

@@ -71,8 +71,10 @@ class ArgumentCheck {
     if (value > most) require(false, ErrorCode::out_of_range, std::string(what) + " is " + std::to_string(value) + ", above " + std::to_string(most));
   }
 
-  /// Lengths are [batch][1], one a row, or [batch][next_n], one a query token; each from 0 to the smallest of the bounds.
-  void lengths(const Tensor<const std::int32_t, 2>& lengths, std::int64_t batch, std::int64_t next_n, std::int64_t table_tokens, std::int64_t stride) {
+  /// Lengths are [batch][1], one a row, or [batch][next_n], one a query token; each from 0 to the smallest of the bounds. Those in device memory
+  /// (`readable` false) are not looked at.
+  void lengths(const Tensor<const std::int32_t, 2>& lengths, std::int64_t batch, std::int64_t next_n, std::int64_t table_tokens, std::int64_t stride,
+               bool readable = true) {
     const bool per_query = lengths.extent[1] == next_n;
     if (lengths.extent[0] != batch || (lengths.extent[1] != 1 && !per_query)) {
       const std::int64_t want[2] = {batch, 1};
@@ -81,7 +83,7 @@ class ArgumentCheck {
       return;
     }
     memory("lengths", lengths.data, lengths.elements());
-    if (error_) return;
+    if (error_ || !readable) return;
     for (std::int64_t i = 0; i < lengths.elements(); ++i) {
       const std::int64_t length = lengths.data[i];
       if (length >= 0 && length <= table_tokens && length <= stride) continue;

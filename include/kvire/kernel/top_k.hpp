@@ -26,9 +26,9 @@ struct TopKOptions {
   SimdLevel level = best_level();
 };
 
-/// Checks the arguments of top_k and gathers them for a kernel.
+/// Checks the arguments of top_k and gathers them for a kernel. `lengths` are read here, unless they are in device memory.
 inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected,
-                                          const TopKOptions& options = {}) {
+                                          const TopKOptions& options = {}, bool lengths_readable = true) {
   detail::ArgumentCheck check("top_k");
   const std::int64_t batch = scores.extent[0];
   const std::int64_t next_n = scores.extent[1];
@@ -49,7 +49,7 @@ inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<
   }
   check.require(has_table || !options.translate, ErrorCode::invalid_argument, "translate needs a page table");
   check.require(supports(options.level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(options.level));
-  if (check.ok()) check.lengths(lengths, batch, next_n, table_tokens, scores.extent[2]);
+  if (check.ok()) check.lengths(lengths, batch, next_n, table_tokens, scores.extent[2], lengths_readable);
   if (!check.ok()) return check.error();
 
   body::TopKArgs args;
