@@ -56,7 +56,7 @@ namespace detail {
 
 /// A value or an Error. Nothing in the library throws. `value()` of an error prints it and aborts; ask `ok()` first where failure is expected.
 template <class T>
-class [[nodiscard]] Result {
+class KVIRE_NODISCARD Result {
  public:
   Result(T value) : value_(std::move(value)) {}
   Result(Error error) : error_(std::move(error)) {}
@@ -92,7 +92,7 @@ class [[nodiscard]] Result {
 
 /// Success, or an Error.
 template <>
-class [[nodiscard]] Result<void> {
+class KVIRE_NODISCARD Result<void> {
  public:
   Result() = default;
   Result(Error error) : error_(std::move(error)) {}

@@ -102,7 +102,7 @@ class BundlePool {
       if (status.ok()) status = pool.template make_entry<Entry>(options);
     });
     if (!status.ok()) return status.error();
-    return pool;
+    return Result<BundlePool>(std::move(pool));
   }
 
   BundlePool(BundlePool&&) noexcept = default;
