@@ -16,22 +16,23 @@ namespace engine {
 
 /// Decides which pages are where. Blocks that active sessions use stay on the device; the others are evicted, least recently used first,
 /// to the host tier, whose own least recently used pages make room. `Tiers` moves the bytes.
-template <class IndexKey>
+template <class IndexKey, class Io = StepIo<IndexKey>>
 class Cache {
  public:
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
-  using StepIo = engine::StepIo<IndexKey>;
+  using StepIo = Io;
+  using Backend = typename Io::Backend;
   using Full = kvire::space::Full;
   using Window = kvire::space::Window;
 
-  static kvire::Result<std::unique_ptr<Cache>> make(const ReplaySettings& options, int index_heads, std::unique_ptr<Tamper<IndexKey>> tamper = nullptr) {
-    auto tiers = Tiers<IndexKey>::make(options, std::move(tamper));
+  static kvire::Result<std::unique_ptr<Cache>> make(const ReplaySettings& options, int index_heads, std::unique_ptr<Tamper<IndexKey, Backend>> tamper = nullptr) {
+    auto tiers = Tiers<IndexKey, Backend>::make(options, std::move(tamper));
     if (!tiers) return tiers.error();
     return std::unique_ptr<Cache>(new Cache(options, index_heads, std::move(tiers).value()));
   }
 
   PrefixIndex& index() { return index_; }
-  Tiers<IndexKey>& tiers() { return *tiers_; }
+  Tiers<IndexKey, Backend>& tiers() { return *tiers_; }
   std::int64_t usable_pages() const { return options_.device_pages - 1; }
   std::int64_t bytes_to_host() const { return tiers_->bytes_to_host(); }
   std::int64_t bytes_to_device() const { return tiers_->bytes_to_device(); }
@@ -116,14 +117,14 @@ class Cache {
     if (!failure_.ok()) return failure_.error();
     auto step = tiers_->begin();
     if (!step) return step.error();
-    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, index_heads_);
+    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, index_heads_, options_.kernel);
   }
 
   /// Waits for everything under way.
   kvire::Status finish() { return tiers_->finish(); }
 
  private:
-  Cache(const ReplaySettings& options, int index_heads, std::unique_ptr<Tiers<IndexKey>> tiers)
+  Cache(const ReplaySettings& options, int index_heads, std::unique_ptr<Tiers<IndexKey, Backend>> tiers)
       : options_(options), index_heads_(index_heads), tiers_(std::move(tiers)) {}
 
   template <class Space>
@@ -215,7 +216,7 @@ class Cache {
 
   const ReplaySettings options_;
   const int index_heads_;
-  std::unique_ptr<Tiers<IndexKey>> tiers_;
+  std::unique_ptr<Tiers<IndexKey, Backend>> tiers_;
   PrefixIndex index_;
   std::vector<std::weak_ptr<Block>> blocks_;
   std::uint64_t clock_ = 0;

@@ -51,6 +51,16 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   std::vector<std::string> names;
   for (const auto& entry : injections) names.push_back(entry.first);
   app.add_option("--inject", inject, "damage the cache below the typed surface; the replay must notice")->check(CLI::IsMember(names));
+  std::string backend = "host";
+  app.add_option("--backend", backend, "where the cache is: host, or cuda (pools, transfers, store, logits and top-k on the GPU)")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  const std::map<std::string, kvire::KernelChoice> kernels{
+      {"auto", kvire::KernelChoice::automatic}, {"tuned", kvire::KernelChoice::tuned}, {"plain", kvire::KernelChoice::plain}};
+  std::string kernel = "auto";
+  app.add_option("--kernel", kernel, "on the GPU: tuned kernels where they serve; tuned fails where one does not")
+      ->check(CLI::IsMember({"auto", "tuned", "plain"}))
+      ->capture_default_str();
   app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall"}));
   app.add_flag("--quiet", options.quiet, "no progress");
   try {
@@ -59,6 +69,8 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
     return app.exit(error) == 0 ? 0 : exit_usage;
   }
   if (!inject.empty()) options.inject = injections.at(inject);
+  options.cuda = backend == "cuda";
+  options.kernel = kernels.at(kernel);
   return std::nullopt;
 }
 

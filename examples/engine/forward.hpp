@@ -19,8 +19,10 @@ namespace engine {
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
 template <class Entries, class Io>
 class Forward {
+  static_assert(Entries::WindowLatent::policy::dim == latent_dim && Entries::C4Latent::policy::dim == latent_dim && Entries::IndexK::policy::dim == index_dim);
+  static_assert(Entries::C4AttentionState::policy::dim == 4 * latent_dim && Entries::C128RequestState::policy::dim == 2 * latent_dim);
+
  public:
-  using Bundle = Entries;
 
   Forward(const Model& model, Io& io, const Batch& batch, int top_k) : model_(model), io_(io), batch_(batch), top_k_(top_k) {
     const std::size_t rows = batch.tokens.size();
@@ -114,8 +116,8 @@ class Forward {
     if (layer.ratio == 0) {
       io_.run(
           [this, &layer](const auto& window_rows) {
-            read_window(window_rows);
-            attend(layer, [](std::size_t, std::vector<const float*>&) {});
+            this->read_window(window_rows);
+            this->attend(layer, [](std::size_t, std::vector<const float*>&) {});
           },
           window);
     } else if (layer.ratio == 4) {

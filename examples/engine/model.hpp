@@ -15,7 +15,9 @@ namespace engine {
 
 inline constexpr int hidden_dim = 64;
 inline constexpr int window_tokens = 128;    ///< raw tokens that every layer attends to without selection
-inline constexpr int page_raw_tokens = 256;  ///< raw tokens of one page, in every page-id space
+/// Raw tokens of one page id of the full and of the window space.
+inline constexpr int page_raw_tokens = kvire::preset::deepseek_v4::Flash<>::raw_tokens_per_page<kvire::space::Full>();
+static_assert(page_raw_tokens == kvire::preset::deepseek_v4::Flash<>::raw_tokens_per_page<kvire::space::Window>());
 
 /// Compress ratio of a layer: V4-Flash's, of which the engine runs the first `--layers`.
 constexpr int compress_ratio(int layer) { return kvire::preset::deepseek_v4::FlashSchedule::ratio(layer); }

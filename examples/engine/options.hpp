@@ -10,6 +10,8 @@ namespace engine {
 
 struct Options {
   std::string policy = "all";
+  bool cuda = false;
+  kvire::KernelChoice kernel = kvire::KernelChoice::automatic;
   std::string trace;
   std::int64_t requests = 0;  ///< 0: all of the trace, or 40 made ones
   int block_tokens = 64;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <kvire/base/result.hpp>
+#include <kvire/kernel/choice.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 
 #include "model.hpp"
@@ -37,6 +38,8 @@ struct ReplaySettings {
   int pause_steps = 6;
   bool reuse = true;  ///< of prefixes
   Damage damage = Damage::none;
+  bool cuda = false;    ///< pools, transfers and the cache's kernels on the GPU
+  kvire::KernelChoice kernel = kvire::KernelChoice::automatic;  ///< on the GPU
   std::optional<unsigned char> null_page_fill;  ///< what page 0 of every pool holds
 };
 
@@ -45,6 +48,10 @@ using ProgressCall = std::function<void(std::int64_t requests_done)>;
 /// Runs the requests with index keys of the given policy. Instantiated once a policy, in a translation unit of its own.
 template <class IndexKey>
 kvire::Result<Replay> replay(const ReplaySettings& settings, const Model& model, const std::vector<Request>& requests, const ProgressCall& progress = {});
+
+/// The same on the GPU. Error unsupported: the engine was built without CUDA, or a damage is asked for.
+template <class IndexKey>
+kvire::Result<Replay> replay_on_cuda(const ReplaySettings& settings, const Model& model, const std::vector<Request>& requests, const ProgressCall& progress);
 
 extern template kvire::Result<Replay> replay<kvire::preset::deepseek_v4::IndexKeyFp8>(const ReplaySettings&, const Model&, const std::vector<Request>&,
                                                                                       const ProgressCall&);

@@ -40,6 +40,7 @@ inline nlohmann::ordered_json to_json(const RunReport& run) {
           {"bytes_to_device", s.bytes_to_device},
           {"pauses", s.pauses},
           {"steps", s.steps},
+          {"kernels", s.kernels},
           {"seconds", s.seconds},
           {"reference_seconds", run.reference_seconds}};
 }
@@ -54,6 +55,9 @@ inline void print_table(const std::vector<RunReport>& runs) {
                percent(s.recomputed_tokens, s.prompt_tokens), percent(s.sparse_tokens, s.decoded_tokens),
                percent(s.sparse_tokens_after_load, s.decoded_tokens), static_cast<double>(s.bytes_to_host) * 1e-6, static_cast<double>(s.bytes_to_device) * 1e-6,
                s.seconds, run.mismatched_tokens);
+  }
+  for (const RunReport& run : runs) {
+    for (const auto& [kernel, calls] : run.stats.kernels) fmt::print("{}: {} by the {} kernel\n", run.policy, calls, kernel);
   }
   fmt::print(
       "dev hit, host hit, recomputed: of the prompt tokens. sparse: decoded tokens with more index keys than top-k; after load: of the decoded\n"

@@ -52,6 +52,8 @@ inline std::int64_t count_mismatches(const Replay& a, const Replay& b) {
 
 inline ReplaySettings replay_settings(const Options& options) {
   ReplaySettings s;
+  s.cuda = options.cuda;
+  s.kernel = options.kernel;
   s.layers = options.layers;
   s.top_k = options.top_k;
   s.device_pages = options.device_pages;
@@ -66,6 +68,8 @@ inline ReplaySettings replay_settings(const Options& options) {
 /// Without prefix reuse, host tier and eviction; other batches and chunks than the replay's, which must not matter.
 inline ReplaySettings reference_settings(const Options& options, const std::vector<Request>& requests) {
   ReplaySettings s;
+  s.cuda = options.cuda;
+  s.kernel = options.kernel;
   s.layers = options.layers;
   s.top_k = options.top_k;
   s.sessions = 3;

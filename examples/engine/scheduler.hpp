@@ -5,8 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-
-#include <fmt/format.h>
+#include <string>
 
 #include "cache.hpp"
 #include "forward.hpp"
@@ -29,8 +28,8 @@ class Scheduler {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       const std::int64_t needed = blocks_for(total_tokens(requests_[i]));
       if (needed > cache_.usable_pages()) {
-        return kvire::Error{kvire::ErrorCode::exhausted, fmt::format("request {} needs {} pages at once, the device has {} beside the null page", i, needed,
-                                                                     cache_.usable_pages())};
+        return kvire::Error{kvire::ErrorCode::exhausted, "request " + std::to_string(i) + " needs " + std::to_string(needed) + " pages at once, the device has " +
+                                                             std::to_string(cache_.usable_pages()) + " beside the null page"};
       }
     }
     while (done_ < static_cast<std::int64_t>(requests_.size())) {
@@ -45,6 +44,7 @@ class Scheduler {
     stats.recomputed_tokens = stats.prompt_tokens - stats.device_hit_tokens - stats.host_hit_tokens;
     stats.bytes_to_host = cache_.bytes_to_host();
     stats.bytes_to_device = cache_.bytes_to_device();
+    stats.kernels = cache_.tiers().kernels();
     stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(replay_);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Stats {
   std::int64_t pauses = 0;
   std::int64_t steps = 0;
   double seconds = 0;
+  std::map<std::string, std::int64_t> kernels;  ///< calls that each served, where the backend has several
 };
 
 /// The logits of every decoded token of a request, [output_tokens][vocabulary].

@@ -2,22 +2,19 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <deque>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
-#include <fmt/format.h>
-
-#include <kvire/codec/float_bits.hpp>
 #include <kvire/codec/row.hpp>
 #include <kvire/kernel/sparse_logits.hpp>
 #include <kvire/kernel/store.hpp>
 #include <kvire/kernel/top_k.hpp>
 
 #include "batch.hpp"
+#include "queries.hpp"
 #include "tiers.hpp"
 
 namespace engine {
@@ -26,10 +23,11 @@ namespace engine {
 template <class IndexKey>
 class StepIo {
  public:
+  using Backend = kvire::Host;
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
   using Stream = kvire::Stream<kvire::Host>;
 
-  StepIo(Tiers<IndexKey>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, int top_k, int index_heads)
+  StepIo(Tiers<IndexKey, kvire::Host>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, int top_k, int index_heads, kvire::KernelChoice)
       : tiers_(&tiers), step_(std::move(step)), top_k_(top_k), index_heads_(index_heads) {
     for (const Span& s : batch.spans) {
       for (std::int64_t b = s.start / page_raw_tokens; b * page_raw_tokens < s.end(); ++b) {
@@ -95,25 +93,23 @@ class StepIo {
     keep(kvire::store<P>(kvire::Rows(rows, static_cast<std::int64_t>(kept.size())), kept.data(), lease.value(), step_.stream(), options));
   }
 
-  /// Index scores and top-k of every row. The keys' policy decides the queries: fp8 keys meet fp8 queries, whose scale moves into the head's
-  /// weight; the others meet bf16 queries.
+  /// Index scores and top-k of every row.
   void select(kvire::LayerId layer, const float* q, const float* weights, const Batch& batch, std::int32_t* selected) {
     const auto keys = read<typename Entries::IndexK>(layer);
     if (!status_.ok()) return;
     const std::size_t heads_in_all = batch.tokens.size() * static_cast<std::size_t>(index_heads_);
-    codes_.resize(heads_in_all * index_dim * (fp8_queries ? 1 : 2));
-    weights_.resize(heads_in_all);
+    queries_.resize(heads_in_all);
     run([this, q, weights, heads_in_all] {
       kvire::parallel_for(static_cast<std::int64_t>(heads_in_all), 64, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) encode_query(q + i * index_dim, weights[i], static_cast<std::size_t>(i));
+        for (std::int64_t i = begin; i < end; ++i) queries_.set(static_cast<std::size_t>(i), q + i * index_dim, weights[i]);
       });
     });
     // Rows of one session share its keys; sessions with a single row share one call.
     plan_calls(batch);
     for (const Call& call : calls_) {
-      const kvire::Queries queries{codes_.data() + static_cast<std::size_t>(call.first_row * index_heads_ * index_dim) * (fp8_queries ? 1 : 2),
-                                   fp8_queries ? kvire::Element::e4m3 : kvire::Element::bf16, call.batch, call.rows, index_heads_, index_dim};
-      const kvire::Tensor<const float, 3> head_weights{weights_.data() + call.first_row * index_heads_, {call.batch, call.rows, index_heads_}};
+      const kvire::Queries queries{queries_.codes.data() + static_cast<std::size_t>(call.first_row * index_heads_) * EncodedQueries<IndexKey>::bytes,
+                                   EncodedQueries<IndexKey>::element, call.batch, call.rows, index_heads_, index_dim};
+      const kvire::Tensor<const float, 3> head_weights{queries_.weights.data() + call.first_row * index_heads_, {call.batch, call.rows, index_heads_}};
       const kvire::Tensor<const std::int32_t, 2> table{tables_.data() + call.table_at, {call.batch, call.pages}};
       const kvire::Tensor<const std::int32_t, 2> lengths{lengths_.data() + call.first_row, {call.batch, call.rows}};
       const kvire::Tensor<float, 3> scores{scores_.data() + call.scores_at, {call.batch, call.rows, call.stride}};
@@ -130,15 +126,13 @@ class StepIo {
     keep(stream);
     keep(tiers_->finish_step());
     if (status_.ok() && counts_->stored != expected_) {
-      status_ = kvire::Error{kvire::ErrorCode::failed, fmt::format("{} rows were stored, {} should have been: a slot is not one of the step's pages",
-                                                                   counts_->stored, expected_)};
+      keep(kvire::Status(kvire::Error{kvire::ErrorCode::failed, std::to_string(counts_->stored) + " rows were stored, " + std::to_string(expected_) +
+                                                                    " should have been: a slot is not one of the step's pages"}));
     }
     return status_;
   }
 
  private:
-  static constexpr bool fp8_queries = std::is_same_v<IndexKey, kvire::preset::deepseek_v4::IndexKeyFp8>;
-
   // Spans [first_row, first_row + batch * rows) of the step that are scored together.
   struct Call {
     std::int64_t first_row, batch, rows, pages, stride;
@@ -156,23 +150,6 @@ class StepIo {
     if (tiers_->skips_gate()) return kvire::assume_ready(tiers_->template raw_device<Entry>(Entry::slot(layer)));
     const auto& pages = std::is_same_v<Space, kvire::space::Full> ? full_ : std::is_same_v<Space, kvire::space::Window> ? window_ : request_;
     return step_.template write<Entry>(tiers_->device(), layer, std::span<const kvire::DevicePage>(pages));
-  }
-
-  void encode_query(const float* q, float weight, std::size_t at) {
-    if constexpr (fp8_queries) {
-      float amax = 1e-4f;
-      for (int d = 0; d < index_dim; ++d) amax = std::max(amax, std::fabs(q[d]));
-      const float scale = amax / 448.0f;
-      const float inverse = 1.0f / scale;
-      for (int d = 0; d < index_dim; ++d) codes_[at * index_dim + static_cast<std::size_t>(d)] = kvire::e4m3_from_f32(q[d] * inverse);
-      weights_[at] = weight * scale;
-    } else {
-      for (int d = 0; d < index_dim; ++d) {
-        const std::uint16_t code = kvire::bf16_from_f32(q[d]);
-        std::memcpy(&codes_[(at * index_dim + static_cast<std::size_t>(d)) * 2], &code, sizeof code);
-      }
-      weights_[at] = weight;
-    }
   }
 
   void plan_calls(const Batch& batch) {
@@ -202,7 +179,7 @@ class StepIo {
     return static_cast<std::int32_t>(Entries::IndexK::cached(kvire::RawTokens(position + 1)).count);
   }
 
-  Tiers<IndexKey>* tiers_;
+  Tiers<IndexKey, kvire::Host>* tiers_;
   kvire::Step<kvire::Host> step_;
   int top_k_;
   int index_heads_;
@@ -211,8 +188,8 @@ class StepIo {
   std::deque<std::vector<std::int64_t>> slots_;  // of queued stores, and positions
   std::unique_ptr<kvire::StoreCounts> counts_ = std::make_unique<kvire::StoreCounts>();
   std::int64_t expected_ = 0;
-  std::vector<unsigned char> codes_;
-  std::vector<float> weights_, scores_;
+  EncodedQueries<IndexKey> queries_;
+  std::vector<float> scores_;
   std::vector<std::int32_t> tables_, lengths_;
   std::vector<Call> calls_;
 };

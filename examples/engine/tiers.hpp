@@ -2,8 +2,10 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -20,17 +22,17 @@ namespace engine {
 
 /// The device pools and their mirror on the host, the streams, and the transfers between them. Moves of one scheduling round are collected
 /// and issued as one transfer over all entries of the bundle.
-template <class IndexKey>
+template <class IndexKey, class Backend>
 class Tiers {
  public:
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
-  using Device = kvire::DeviceBundlePool<Entries, kvire::Host>;
-  using HostTier = kvire::HostBundlePool<Entries, kvire::Host>;
-  using Stream = kvire::Stream<kvire::Host>;
+  using Device = kvire::DeviceBundlePool<Entries, Backend>;
+  using HostTier = kvire::HostBundlePool<Entries, Backend>;
+  using Stream = kvire::Stream<Backend>;
   using DeviceRef = kvire::PageRef<kvire::DevicePage>;
   using HostRef = kvire::PageRef<kvire::HostPage>;
 
-  static kvire::Result<std::unique_ptr<Tiers>> make(const ReplaySettings& sizes, std::unique_ptr<Tamper<IndexKey>> tamper) {
+  static kvire::Result<std::unique_ptr<Tiers>> make(const ReplaySettings& sizes, std::unique_ptr<Tamper<IndexKey, Backend>> tamper) {
     using namespace kvire;
     typename Device::Options options;
     options.pages.template of<space::Full>() = sizes.device_pages;
@@ -68,6 +70,9 @@ class Tiers {
   std::int64_t bytes_to_host() const { return to_host_->bytes(); }
   std::int64_t bytes_to_device() const { return to_device_->bytes(); }
   bool skips_gate() const { return tamper_ != nullptr && tamper_->skips_gate(); }
+
+  /// Which kernels served the steps, and how often.
+  std::map<std::string, std::int64_t>& kernels() { return kernels_; }
 
   /// A page, or an empty reference if there is none.
   template <class Space>
@@ -122,7 +127,7 @@ class Tiers {
   }
 
   /// Issues the load of the noted pages and begins a step that depends on it: each layer's kernels wait, on their stream, for that layer.
-  kvire::Result<kvire::Step<kvire::Host>> begin() {
+  kvire::Result<kvire::Step<Backend>> begin() {
     if (!failure_.ok()) return failure_.error();
     if (loads_.empty()) return gate_.begin({}, compute_);
     if (skips_gate()) {
@@ -179,7 +184,7 @@ class Tiers {
 
  private:
   Tiers(const ReplaySettings& sizes, Device device, std::optional<HostTier> host, std::shared_ptr<kvire::FaultHooks> faults, Stream compute, Stream loads,
-        Stream backups, std::unique_ptr<Tamper<IndexKey>> tamper)
+        Stream backups, std::unique_ptr<Tamper<IndexKey, Backend>> tamper)
       : sizes_(sizes),
         device_(std::move(device)),
         host_(std::move(host)),
@@ -199,17 +204,18 @@ class Tiers {
   const ReplaySettings sizes_;
   Device device_;
   std::optional<HostTier> host_;
-  std::unique_ptr<Tamper<IndexKey>> tamper_;
+  std::unique_ptr<Tamper<IndexKey, Backend>> tamper_;
   std::shared_ptr<kvire::FaultHooks> faults_;
   std::shared_ptr<kvire::CopyHold> hold_;
   std::shared_ptr<kvire::TransferStats> to_host_ = std::make_shared<kvire::TransferStats>();
   std::shared_ptr<kvire::TransferStats> to_device_ = std::make_shared<kvire::TransferStats>();
-  kvire::Gate<kvire::Host> gate_;
+  kvire::Gate<Backend> gate_;
   Moves loads_, backups_;
   std::vector<HostRef> held_;
-  std::deque<kvire::Ticket<kvire::Host>> under_way_;  // backups
-  kvire::Ticket<kvire::Host> loading_;
+  std::deque<kvire::Ticket<Backend>> under_way_;  // backups
+  kvire::Ticket<Backend> loading_;
   kvire::Status failure_;
+  std::map<std::string, std::int64_t> kernels_;
   // Last: streams end before what their work refers to.
   Stream compute_, load_stream_, backup_stream_;
 };

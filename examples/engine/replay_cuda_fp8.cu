@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay_cuda_body.cuh"
+
+template kvire::Result<engine::Replay> engine::replay_on_cuda<kvire::preset::deepseek_v4::IndexKeyFp8>(const ReplaySettings&, const Model&, const std::vector<Request>&,
+                                                                                                     const ProgressCall&);
