@@ -17,7 +17,7 @@ struct Options {
   int block_tokens = 64;
   int sessions = 8;
   std::int64_t device_pages = 32;
-  std::int64_t host_pages = 1024;
+  std::int64_t host_pages = 512;
   int layers = 5;
   int top_k = 64;
   int index_heads = 8;
