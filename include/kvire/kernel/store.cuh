@@ -167,32 +167,50 @@ __device__ inline void add_counts(StoreCounts* counts, const StoreCounts& mine) 
 
 inline constexpr int threads = 256;
 
-template <LayoutPolicy P, Element E>
+// What becomes of a row without prologue.
+template <LayoutPolicy P>
+__device__ void sort_slot(const body::StoreArgs<P>& args, kstd::int64_t slot, StoreCounts& counts) {
+  const kstd::int64_t id = slot / P::tokens_per_page;
+  counts.skipped += slot < 0 ? 1 : 0;
+  counts.bad_slots += id >= args.page_count ? 1 : 0;
+  counts.null_page += slot >= 0 && id < args.first_page && id < args.page_count ? 1 : 0;
+  counts.stored += slot >= 0 && id >= args.first_page && id < args.page_count ? 1 : 0;
+}
+
+// Each group takes `Rows` rows, a grid apart. Slots and rows are asked for together; what becomes of a row is decided once both are there.
+template <LayoutPolicy P, Element E, int Rows>
 __global__ __launch_bounds__(threads) void store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, bool vector, StoreCounts* counts) {
   constexpr int lanes = lanes_per_row<P>();
   using G = SubWarpGroup<lanes>;
   using Split = body::RowSplit<P, lanes>;
   const G g;
-  const kstd::int64_t item = (kstd::int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
-  StoreCounts mine;
-  if (item < rows) {
-    // Slot and row are asked for together; what becomes of the row is decided once both are there.
-    const kstd::int64_t slot = args.slots[item];
-    typename G::template Lanes<body::RowPiece<Split::elements>> pieces;
-    if (g.lane() < Split::lanes) load_piece<E>(pieces.value.x, args.rows, item * args.row_stride + kstd::int64_t(g.lane()) * Split::elements, vector);
-    const kstd::int64_t id = slot / P::tokens_per_page;
-    if (slot < 0) {
-      mine.skipped = 1;
-    } else if (id >= args.page_count) {
-      mine.bad_slots = 1;
-    } else if (id < args.first_page) {
-      mine.null_page = 1;
-    } else {
-      mine.stored = 1;
-      store_own_pieces<P>(g, pieces, args.pages + args.page_stride * id, static_cast<int>(slot % P::tokens_per_page), args.options);
+  const kstd::int64_t first = (kstd::int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
+  const kstd::int64_t step = kstd::int64_t(gridDim.x) * threads / lanes;
+  typename G::template Lanes<body::RowPiece<Split::elements>> pieces[Rows];
+  kstd::int64_t slots[Rows];
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const kstd::int64_t item = first + r * step;
+    slots[r] = item < rows ? args.slots[item] : -1;
+    if (item < rows && g.lane() < Split::lanes) {
+      load_piece<E>(pieces[r].value.x, args.rows, item * args.row_stride + kstd::int64_t(g.lane()) * Split::elements, vector);
     }
   }
-  if (counts != nullptr) add_counts(counts, g.lane() == 0 ? mine : StoreCounts{});
+  RowOptions options = args.options;
+  if constexpr (E == Element::bf16) options.bf16_round_trip = false;  // they are bf16 already
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const kstd::int64_t id = slots[r] / P::tokens_per_page;
+    if (slots[r] < 0 || id >= args.page_count || id < args.first_page) continue;
+    store_own_pieces<P>(g, pieces[r], args.pages + args.page_stride * id, static_cast<int>(slots[r] % P::tokens_per_page), options);
+  }
+  if (counts != nullptr) {
+    StoreCounts mine;
+    for (int r = 0; r < Rows && g.lane() == 0; ++r) {
+      if (first + r * step < rows) sort_slot(args, slots[r], mine);
+    }
+    add_counts(counts, mine);
+  }
 }
 
 template <LayoutPolicy P>
@@ -216,17 +234,16 @@ cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, Stor
   if (rows <= 0) return rows == 0 ? cudaSuccess : cudaErrorInvalidValue;
   const bool warp_each = args.prologue.any() || (body::RowSplit<P, detail::store::lanes_per_row<P>()>::lanes == 1 && P::dim > 32);
   const int lanes = warp_each ? 32 : detail::store::lanes_per_row<P>();
-  const auto blocks = static_cast<unsigned>(ceil_div(rows * lanes, std::int64_t(detail::store::threads)));
+  const bool pairs = !warp_each && rows >= 8192;
+  const auto blocks = static_cast<unsigned>(ceil_div(rows * lanes, std::int64_t(detail::store::threads) * (pairs ? 2 : 1)));
   if (warp_each) {
     detail::store::store_with_prologue_kernel<P><<<blocks, detail::store::threads, 0, stream>>>(args, rows, counts);
   } else {
     const int element_bytes = bits(args.row_element) / 8;
     const bool vector = reinterpret_cast<std::uintptr_t>(args.rows) % 16 == 0 && args.row_stride * element_bytes % 16 == 0;
-    if (args.row_element == Element::bf16) {
-      detail::store::store_kernel<P, Element::bf16><<<blocks, detail::store::threads, 0, stream>>>(args, rows, vector, counts);
-    } else {
-      detail::store::store_kernel<P, Element::f32><<<blocks, detail::store::threads, 0, stream>>>(args, rows, vector, counts);
-    }
+    const auto kernel = args.row_element == Element::bf16 ? (pairs ? detail::store::store_kernel<P, Element::bf16, 2> : detail::store::store_kernel<P, Element::bf16, 1>)
+                                                          : (pairs ? detail::store::store_kernel<P, Element::f32, 2> : detail::store::store_kernel<P, Element::f32, 1>);
+    kernel<<<blocks, detail::store::threads, 0, stream>>>(args, rows, vector, counts);
   }
   return cudaGetLastError();
 }

@@ -5,6 +5,7 @@
 
 #include <kvire/codec/float_bits.hpp>
 #include <kvire/kernel/body/top_k.hpp>
+#include <kvire/kernel/tuning.hpp>
 
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
 ///
@@ -38,6 +39,7 @@ struct Params {
   body::TopKArgs args;
   u64* counts = nullptr;  // nan_scores, bad_pages; added to
   int blocks = 1;         // blocks per row
+  int block_shift = 0;    // its log2
   int page_shift = -1;    // log2 of tokens_per_page, or -1
   bool vector_loads = false;
 };
@@ -78,8 +80,6 @@ __device__ inline u32 peer_address(const void* p, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
   return a;
 }
-// Nobody waits for these; a cluster barrier orders them.
-__device__ inline void peer_count(u32 a) { asm volatile("red.shared::cluster.add.u32 [%0], 1;" ::"r"(a) : "memory"); }
 __device__ inline void peer_store(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
 __device__ inline u32 peer_add(u32 a, u32 v) {
   u32 old;
@@ -91,7 +91,6 @@ __device__ inline u32 cluster_rank() { return 0; }
 __device__ inline void cluster_arrive() {}
 __device__ inline void cluster_wait() {}
 __device__ inline u32 peer_address(const void* p, u32) { return shared_address(p); }
-__device__ inline void peer_count(u32) {}
 __device__ inline void peer_store(u32, u64) {}
 __device__ inline u32 peer_add(u32, u32) { return 0; }
 #endif
@@ -116,7 +115,7 @@ struct Scratch {
   u32 counted;   // entries to be ranked by counting
   u32 emitted;
   u32 least, most;  // keys
-  u32 sample_most;
+  u32 sample_most, sample_passed;
 };
 
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
@@ -124,27 +123,36 @@ struct Block {
   static constexpr int warps = Threads / 32;
   static constexpr int quads = Items / 4;         // 16-byte loads per thread and chunk
   static constexpr int chunk = Threads * Items;
-  static constexpr int capacity = Streams ? 16384 : chunk;  // a pruned list always takes a whole chunk
+  static constexpr int capacity = Streams ? 1 << 14 : chunk;  // a pruned list always takes a whole chunk
   static constexpr int bin_quads = bins / 4 / Threads;
-  static constexpr int depth = 4;  // quads of a thread under way
+  static constexpr int depth = Items == 4 ? 6 : 4;  // quads of a thread under way
   static constexpr std::size_t shared_bytes = sizeof(u32) * bins * (Streams ? 2 : 1) + sizeof(u64) * capacity;
-  static_assert(bins % (4 * Threads) == 0 && Threads % by_counting == 0 && chunk <= 8192 && Items <= 8);
+  static_assert(require_tuning<Block, (bins % (4 * Threads) == 0 && Threads / 4 >= by_counting && Items <= 8 && (!Streams || capacity >= max_k + 4 * Threads))>());
 
   const Params& p;
   Scratch& s;
   u32* hist;
-  u32* passing;  // of keys that passed the filter, from its least key on; in a cluster the first block's counts for all
+  u32* passing;  // a histogram of what passed the filter, from its least key on
   u64* list;
   u64* candidates;  // over `passing` (the histogram, where there is one), once it has been searched
   const int tid, lane, warp;
   u32 rank = 0, blocks = 1;
-  std::int64_t row;
+  u32 row = 0;
   const float* scores;
   int begin = 0, end = 0;
   u32 nans = 0;
 
   __device__ int page_of(int position) const { return p.page_shift >= 0 ? position >> p.page_shift : position / p.args.tokens_per_page; }
-  __device__ std::int32_t entry_of_page(int page) const { return p.args.page_table[row / p.args.next_n * p.args.max_pages + page]; }
+  __device__ std::int32_t entry_of_page(int page) const { return p.args.page_table[std::int64_t(request()) * p.args.max_pages + page]; }
+  __device__ u32 request() const { return p.args.next_n == 1 ? row : row / u32(p.args.next_n); }
+  // body::TopKArgs::visible without its 64-bit divisions, which would be the longest thing a short row waits for.
+  __device__ int visible() const {
+    if (p.args.lengths == nullptr) return int(p.args.stride);
+    const u32 r = request();
+    const bool causal = p.args.next_n != 1 && !p.args.lengths_per_query;
+    const std::int64_t length = std::int64_t(p.args.lengths[causal ? r : row]) - (causal ? p.args.next_n - 1 - int(row - r * u32(p.args.next_n)) : 0);
+    return int(max(std::int64_t(0), min(length, p.args.stride)));
+  }
   __device__ bool on_good_page(int position) const {
     if constexpr (!Paged) return true;
     return p.args.good_page(entry_of_page(page_of(position)));
@@ -158,7 +166,7 @@ struct Block {
     }
     return position;
   }
-  __device__ std::int32_t* out() const { return p.args.selected + row * p.args.k; }
+  __device__ std::int32_t* out() const { return p.args.selected + std::int64_t(row) * p.args.k; }
 
   // --- loads; -inf beyond the end ---
   __device__ float4 load4(int position) const {
@@ -243,14 +251,21 @@ struct Block {
       const u32 winner = __ballot_sync(~0U, u32(lane) < count && better == need - 1);
       return __shfl_sync(~0U, mine, __ffs(int(winner)) - 1);
     }
-    constexpr u32 team = Threads / by_counting;
+    // A team of lanes for each candidate, eight candidates a lane at a time.
+    const u32 team = count <= Threads / 16 ? 16 : count <= Threads / 8 ? 8 : 4;
     const u32 mine = u32(tid) / team;
     if (u32(warp) * (32 / team) < count) {
       const u64 e = mine < count ? candidates[mine] : 0;
       u32 better = 0;
-#pragma unroll 4
-      for (u32 j = u32(tid) % team; j < count; j += team) better += candidates[j] > e ? 1U : 0U;
+      for (u32 j = u32(tid) % team * 8; j < count; j += team * 8) {
+        ulonglong2 other[4];
 #pragma unroll
+        for (u32 i = 0; i < 4; ++i) other[i] = *reinterpret_cast<const ulonglong2*>(candidates + j + i * 2);
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+          better += (j + i * 2 < count && other[i].x > e ? 1U : 0U) + (j + i * 2 + 1 < count && other[i].y > e ? 1U : 0U);
+        }
+      }
       for (u32 d = 1; d < team; d *= 2) better += __shfl_xor_sync(~0U, better, d);
       if (mine < count && better == need - 1) s.cut = e;  // the same from each of the team
     }
@@ -377,9 +392,22 @@ struct Block {
       if (f.count == need) {
         cut = u64(least) << position_bits;
       } else if (f.count <= by_counting) {
+        u32 votes[Items];
+        u32 n = 0;
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-          if (keys[i] >> (32 - digit) == f.bin) candidates[atomicAdd(&s.counted, 1U)] = entry_of(keys[i], position_in_chunk(begin, i));
+          votes[i] = __ballot_sync(~0U, keys[i] >> (32 - digit) == f.bin);
+          n += u32(__popc(votes[i]));
+        }
+        if (n != 0) {
+          u32 slot = 0;
+          if (lane == 0) slot = atomicAdd(&s.counted, n);
+          slot = __shfl_sync(~0U, slot, 0);
+#pragma unroll
+          for (int i = 0; i < Items; ++i) {
+            if ((votes[i] >> lane & 1U) != 0) candidates[slot + u32(__popc(votes[i] & ((1U << lane) - 1)))] = entry_of(keys[i], position_in_chunk(begin, i));
+            slot += u32(__popc(votes[i]));
+          }
         }
         __syncthreads();
         cut = rank_candidates(need, f.count);
@@ -425,12 +453,14 @@ struct Block {
     const u32 w = lane < warps ? s.warp_sums[lane] : 0;
     const u32 before = __reduce_add_sync(~0U, lane < warp ? w : 0) + up - n;
     const u32 all = quads == 1 && full ? u32(p.args.k) : __reduce_add_sync(~0U, w);
+    std::int32_t* to = out();
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
-      u32 slot = q == 0 ? before & 0xFFFFU : (all & 0xFFFFU) + (before >> 16);
+      const u32 slot = q == 0 ? before & 0xFFFFU : (all & 0xFFFFU) + (before >> 16);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if ((flags >> (q * 4 + i) & 1U) != 0) out()[slot++] = listed_as(place(begin, q) + i);
+        const u32 lower = flags >> (q * 4) & ((1U << i) - 1);
+        if ((flags >> (q * 4 + i) & 1U) != 0) to[slot + u32(__popc(lower))] = listed_as(place(begin, q) + i);
       }
     }
     if (full) return;
@@ -444,14 +474,18 @@ struct Block {
     int shift = 0;  // of the bins of `passing`
   };
 
+  __device__ u32* passing_bin(u32 key, const Filter& f) const { return passing + min((key - f.least) >> f.shift, u32(bins - 1)); }
+
   // Lists what passes of four neighbouring scores. Entries beyond the capacity are counted, not kept; true if there were any.
-  template <bool Guessed>
+  template <bool Positive, bool Guessed>
   __device__ bool list_passing(const float4& v, int position, const Filter& f, bool count_nans) {
     const u32 b[4] = {bits_of(v.x), bits_of(v.y), bits_of(v.z), bits_of(v.w)};
     u32 mask = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (filter_key(b[i]) >= f.limit && position + i < end) {
+      if constexpr (Positive) {  // -inf, which stands beyond the end, does not pass
+        if (int(b[i]) >= int(f.limit - 0x7F800001U) && b[i] <= infinity_bits && on_good_page(position + i)) mask |= 1U << i;
+      } else if (filter_key(b[i]) >= f.limit && position + i < end) {
         if (is_nan_bits(b[i])) {
           nans += count_nans ? 1U : 0U;
         } else if (on_good_page(position + i)) {
@@ -464,17 +498,10 @@ struct Block {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if ((mask >> i & 1U) != 0) {
-        const u32 key = order_key(float_of(b[i]));
+        const u32 key = Positive ? sign_bit + b[i] : order_key(float_of(b[i]));
         if (slot < u32(capacity)) list[slot] = entry_of(key, u32(position + i));
         ++slot;
-        if constexpr (Guessed) {
-          u32* bin = passing + min((key - f.least) >> f.shift, u32(bins - 1));
-          if constexpr (Clustered) {
-            peer_count(peer_address(bin, 0));
-          } else {
-            atomicAdd(bin, 1U);
-          }
-        }
+        if constexpr (Guessed && !Clustered) atomicAdd(passing_bin(key, f), 1U);
       }
     }
     return slot > u32(capacity);
@@ -486,9 +513,10 @@ struct Block {
     for (int base = begin; base < end; base += depth * Threads * 4) {
 #pragma unroll
       for (int d = 0; d < depth; ++d) {
+        if (base + d * Threads * 4 >= end) return;
         const float4 v = ring[d];
         const int position = place(base, d);
-        ring[d] = load4(position + depth * Threads * 4);
+        if (base + (d + depth) * Threads * 4 < end) ring[d] = load4(position + depth * Threads * 4);
         const u32 x = bits_of(v.x), y = bits_of(v.y), z = bits_of(v.z), w = bits_of(v.w);
         bool pass = false;
         if constexpr (Positive) {
@@ -496,14 +524,19 @@ struct Block {
         } else {
           pass = max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= f.limit;
         }
-        if (pass) list_passing<true>(v, position, f, true);
+        if (pass) list_passing<Positive, true>(v, position, f, true);
       }
     }
   }
 
   // The filter that the sample suggests. 128 neighbouring scores for each warp and quad, spread over the row.
-  __device__ int sample_place(int length, int q) const { return (q * warps + warp) * (length / (quads * warps) & ~3) + lane * 4; }
+  __device__ int sample_place(int length, int q) const { return (q * warps + warp) * int(u32(length) / u32(quads * warps) & ~3U) + lane * 4; }
   __device__ Filter guess(const float4 (&v)[quads], int length) {
+    // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
+    const float mean = __fdividef(float(p.args.k) * float(chunk), float(length));
+    const float deviation = __fsqrt_rn(mean);
+    const u32 wanted = u32(mean + 5 * deviation + 6);
+    const u32 enough = u32(mean + 4 * deviation + 4);
     u32 keys[Items];
     u32 most = 0;
 #pragma unroll
@@ -517,12 +550,10 @@ struct Block {
     most = __reduce_max_sync(~0U, most);
     if (lane == 0) atomicMax(&s.sample_most, most);
     __syncthreads();
-    // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
-    const float mean = float(p.args.k) * float(chunk) / float(length);
-    const u32 wanted = u32(mean + 5 * sqrtf(mean) + 6);
     Found f = find(hist, wanted);
     Filter filter;
     if (f.all == 0) {
+      u32 width = 1U << (32 - digit);
       filter.least = f.bin << (32 - digit);
       if (f.count > wanted) {
         // Most of what passes shares this bin: look at the next digit.
@@ -533,9 +564,21 @@ struct Block {
           if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
         }
         __syncthreads();
-        f = find(hist, wanted - f.above);
+        const u32 above = f.above;
+        f = find(hist, wanted - above);
+        f.above += above;
+        width = 1U << (32 - 2 * digit);
         filter.least |= f.bin << (32 - 2 * digit);
       }
+      // As if the bin's scores were spread evenly; only if the sample bears it out, for they may be few distinct numbers.
+      const u32 within = filter.least + u32(float(width) * (1 - __fdividef(float(wanted - f.above), float(f.count))));
+      u32 n = 0;
+#pragma unroll
+      for (int i = 0; i < Items; ++i) n += keys[i] >= within ? 1U : 0U;
+      n = __reduce_add_sync(~0U, n);
+      if (lane == 0) atomicAdd(&s.sample_passed, n);
+      __syncthreads();
+      if (s.sample_passed >= enough) filter.least = within;
       filter.limit = filter_limit(filter.least);
     }
     filter.shift = max(0, 32 - __clz(int(max(s.sample_most, filter.least) - filter.least)) - digit);
@@ -553,10 +596,10 @@ struct Block {
     for (int base = 0; base < length; base += Threads * 4) {
       const float4 v = next;
       next = load4(place(base, 1));
-      const bool overflow = list_passing<false>(v, place(base, 0), f, false);
+      const bool overflow = list_passing<false, false>(v, place(base, 0), f, false);
       if (__syncthreads_or(overflow) != 0) {
         f.limit = filter_limit(prune(base));
-        list_passing<false>(v, place(base, 0), f, false);
+        list_passing<false, false>(v, place(base, 0), f, false);
         __syncthreads();
       }
     }
@@ -581,9 +624,9 @@ struct Block {
   }
 
   __device__ void row_in_stream(int length) {
-    const int part = int(align_up(ceil_div(std::int64_t(length), std::int64_t(blocks)), std::int64_t(32)));
-    begin = int(min(std::int64_t(rank) * part, std::int64_t(length)));
-    end = int(min(std::int64_t(begin) + part, std::int64_t(length)));
+    const int part = Clustered ? ((length + p.blocks - 1) >> p.block_shift) + 31 & ~31 : length;
+    begin = min(int(rank) * part, length);
+    end = min(begin + part, length);
     // The sample is asked for first: everything waits for it.
     float4 v[quads];
 #pragma unroll
@@ -603,6 +646,7 @@ struct Block {
       s.counted = 0;
       s.most = 0;
       s.sample_most = 0;
+      s.sample_passed = 0;
     }
     __syncthreads();
     if constexpr (Clustered) cluster_arrive();  // the first block's counters are set
@@ -631,6 +675,10 @@ struct Block {
       cluster_arrive();
       cluster_wait();
       n += s.received;
+      if (n <= u32(capacity)) {
+        for (u32 i = u32(tid); i < n; i += Threads) atomicAdd(passing_bin(key_of(entry(i, front)), f), 1U);
+      }
+      __syncthreads();
     }
     const u32 k = u32(p.args.k);
     u64 cut = u64(1) << position_bits;
@@ -772,13 +820,13 @@ struct Block {
   __device__ void run() {
     blocks = Clustered ? u32(p.blocks) : 1;
     rank = Clustered ? cluster_rank() : 0;
-    row = blockIdx.x / blocks;
-    scores = p.args.scores + row * p.args.stride;
+    row = Clustered ? blockIdx.x >> p.block_shift : blockIdx.x;
+    scores = p.args.scores + std::int64_t(row) * p.args.stride;
     if (!Clustered && p.args.stride <= chunk) {
       // The row on its way to L2 while its length is on its way here.
       for (int i = tid; i < int(p.args.stride) / 32; i += Threads) asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + i * 32));
     }
-    const int length = p.args.lengths == nullptr ? int(p.args.stride) : int(p.args.visible(row));
+    const int length = visible();
     if (length <= chunk) {
       if (rank != 0) return;
       end = length;
@@ -860,9 +908,12 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
 /// The shape for `rows` rows of up to `columns` scores on a device of `processors` multiprocessors.
 inline TopKShape top_k_shape(std::int64_t rows, std::int64_t columns, int processors, bool clusters) {
   TopKShape shape;
-  if (columns <= 4096) shape.items = 4;
-  if (columns <= 8192 || !clusters) return shape;
-  while (shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 8192) shape.blocks *= 2;
+  if (columns <= 8192) {
+    shape.items = columns <= 4096 ? 4 : 8;
+    return shape;
+  }
+  while (clusters && shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 4096) shape.blocks *= 2;
+  shape.items = columns / shape.blocks > 32768 ? 8 : 4;  // a longer part pays for a larger sample
   return shape;
 }
 
@@ -877,6 +928,7 @@ inline cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, 
   p.counts = reinterpret_cast<detail::topk::u64*>(counts);
   p.blocks = shape.blocks;
   p.vector_loads = reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && args.stride % 4 == 0;
+  while (1 << p.block_shift < p.blocks) ++p.block_shift;
   for (int bit = 0; bit < 31; ++bit) {
     if (args.tokens_per_page == 1 << bit) p.page_shift = bit;
   }
