@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device computes the host's bits: arithmetic, conversions, and whole stores. Built with -use_fast_math (see CMakeLists.txt), which must
+// The device computes the host's bits: arithmetic, conversions, and whole stores. Built with and without -use_fast_math, which must
 // change nothing.
 #include <kvire/kernel/body/move_tokens.hpp>
 #include <kvire/kernel/body/store.hpp>
