@@ -8,7 +8,7 @@
 
 namespace engine {
 
-template <class IndexKey, class Backend = kvire::Host>
+template <class IndexKey, class Backend>
 class Tiers;
 
 /// Pages that one transfer moves, per page-id space; host page first.

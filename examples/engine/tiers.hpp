@@ -22,7 +22,7 @@ namespace engine {
 
 /// The device pools and their mirror on the host, the streams, and the transfers between them. Moves of one scheduling round are collected
 /// and issued as one transfer over all entries of the bundle.
-template <class IndexKey, class Backend>
+template <class IndexKey, class Backend = kvire::Host>
 class Tiers {
  public:
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
