@@ -6,7 +6,7 @@
 #   checks      headers, code that must not compile, the sources themselves, consumer projects (g++, clang++, nvcc)
 #   clang       clang++: every host test and the golden vectors
 #   fast-math   layouts, codecs, kernels and golden vectors under -O3 -march=native -ffast-math: the bits must not change
-#   asan        AddressSanitizer and UBSan: every host test, a short replay of the engine
+#   asan        AddressSanitizer and UBSan: every host test and the small examples
 #   tsan        ThreadSanitizer: the layers that have threads, a short replay of the engine
 #   cuda        nvcc: compiles the device tests; where there is a GPU, also those with fast math, and runs them
 #   bench       builds the benchmarks and prints their figures; not part of the default
@@ -104,7 +104,7 @@ stage host host all -L "host|golden|engine|example"
 stage checks host all -L "header|fail|meta|consumer"
 stage clang host-clang all -L "host|golden"
 stage fast-math fast-math all -L "host|golden"
-stage asan asan all -L "host|example|smoke"
+stage asan asan "kvire_tests kvire_adopt own_layout draw_layouts" -L "host|example"
 stage tsan tsan all -L "host|example|smoke"
 
 if wants cuda; then
