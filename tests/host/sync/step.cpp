@@ -87,7 +87,9 @@ const std::array<std::pair<const char*, Accessor>, 4> accessors = {{
 }  // namespace
 
 TEST_CASE("step: no accessor sees a layer before its load, however long the loader is held") {
-  for (const auto& [name, access] : accessors) {
+  for (const auto& accessor : accessors) {
+    const auto& name = accessor.first;
+    const auto& access = accessor.second;
     for (int layer = 0; layer < layers; ++layer) {
       CAPTURE(name);
       CAPTURE(layer);
