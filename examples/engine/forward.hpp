@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include <kvire/exec/host/parallel.hpp>
 
 #include "batch.hpp"
+#include "buffers.hpp"
+#include "compressor.hpp"
+#include "work.hpp"
 
 namespace engine {
 
@@ -18,47 +22,25 @@ namespace engine {
 /// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
 template <class Entries, class Io>
-class Forward {
+class Forward : ForwardBuffers {
   static_assert(Entries::WindowLatent::policy::dim == latent_dim && Entries::C4Latent::policy::dim == latent_dim && Entries::IndexK::policy::dim == index_dim);
   static_assert(Entries::C4AttentionState::policy::dim == 4 * latent_dim && Entries::C128RequestState::policy::dim == 2 * latent_dim);
 
  public:
 
-  Forward(const Model& model, Io& io, const Batch& batch, int top_k) : model_(model), io_(io), batch_(batch), top_k_(top_k) {
-    const std::size_t rows = batch.tokens.size();
-    hidden_.resize(rows * hidden_dim);
-    normed_.resize(rows * hidden_dim);
-    q_.resize(rows * heads * latent_dim);
-    kv_.resize(rows * latent_dim);
-    mixed_.resize(rows * heads * latent_dim);
-    added_.resize(rows * hidden_dim);
-    // Sizes are settled here: what is queued holds addresses into these buffers.
-    std::size_t state_width = 0;
-    std::size_t index_state_width = 0;
-    for (const Layer& layer : model.layers) {
-      state_width = std::max(state_width, static_cast<std::size_t>(layer.compressor.width));
-      index_state_width = std::max(index_state_width, static_cast<std::size_t>(layer.index_compressor.width));
-    }
-    states_.resize(rows * state_width);
-    index_states_.resize(rows * index_state_width);
-    if (index_state_width > 0) {
-      const std::size_t index_heads = static_cast<std::size_t>(model.index_heads);
-      index_q_.resize(rows * index_heads * index_dim);
-      index_weight_.resize(rows * index_heads);
-      padded_weight_.resize(rows * ((index_heads + Matrix::strip - 1) / Matrix::strip * Matrix::strip));
-      selected_.resize(rows * static_cast<std::size_t>(top_k));
-    }
-    const std::size_t groups = completed_groups(batch, Entries::C4Latent::kind::ratio).size();
-    compressed_.resize(groups * latent_dim);
-    index_keys_.resize(groups * index_dim);
+  Forward(const Model& model, Io& io, const Batch& batch, int top_k)
+      : ForwardBuffers(model, batch, top_k, completed_groups(batch, Entries::C4Latent::kind::ratio).size()),
+        model_(model),
+        io_(io),
+        batch_(batch),
+        top_k_(top_k) {
     for (const Span& s : batch.spans) {
       window_first_.push_back(window_rows_);
       window_rows_ += s.end() - std::max<std::int64_t>(0, s.start - window_tokens + 1);
       for (int r = 0; r < s.rows; ++r) span_of_row_.push_back(static_cast<int>(&s - batch.spans.data()));
     }
-    logits_.resize(batch.spans.size() * vocabulary);
     window_.resize(static_cast<std::size_t>(window_rows_) * latent_dim);
-    for (std::size_t i = 0; i < rows; ++i) window_slots_.push_back(row_slot<typename Entries::WindowLatent>(span(i).tables.window, batch.positions[i]));
+    for (std::size_t i = 0; i < batch.tokens.size(); ++i) window_slots_.push_back(row_slot<typename Entries::WindowLatent>(span(i).tables.window, batch.positions[i]));
   }
 
   /// Queues the step. The buffers live in this object, which must outlive the queued work. Logits of span i are at logits(i) afterwards.
@@ -80,32 +62,6 @@ class Forward {
     math::rope(x, dims, model_.cos.data() + position * (rope_dim / 2), model_.sin.data() + position * (rope_dim / 2));
   }
   int rows() const { return batch_.rows(); }
-
-  struct Projection {
-    const Matrix* matrix;
-    float* out;
-  };
-
-  // All strips of all projections of one input, over all rows: the weights of a strip stay in the nearest cache.
-  static void project(const float* x, int inputs, int rows, std::initializer_list<Projection> list) {
-    for (const Projection& p : list) {
-      const Matrix& m = *p.matrix;
-      const int strips = m.outputs / Matrix::strip;
-      const std::int64_t work = std::int64_t(rows) * m.inputs * Matrix::strip;
-      kvire::parallel_for(strips, std::max<std::int64_t>(1, 200'000 / std::max<std::int64_t>(1, work)), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t s = begin; s < end; ++s) {
-          for (int r = 0; r < rows; r += math::tile_rows) math::project_tile(m, static_cast<int>(s), x, inputs, p.out, m.outputs, r, rows);
-        }
-      });
-    }
-  }
-
-  template <class F>
-  void each_row(std::int64_t n, F&& f) {
-    kvire::parallel_for(n, 16, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) f(static_cast<std::size_t>(r));
-    });
-  }
 
   void layer(int l) {
     const Layer& layer = model_.layers[static_cast<std::size_t>(l)];
@@ -196,49 +152,17 @@ class Forward {
     });
   }
 
-  // Compresses the completed groups of a step: candidates of the same step come from the activation, earlier ones from the state pages.
-  // Ratio 4 has eight candidates, four of the group before (through the overlap half of their rows) and four of its own.
-  template <class StateEntry, class Reader>
-  void compress(const Compressor& c, int ratio, const std::vector<Group>& groups, const std::vector<float>& states, const Reader& reader,
-                std::vector<float>& out) {
-    const int count = ratio == 4 ? 2 * ratio : ratio;
-    const std::size_t dims = static_cast<std::size_t>(c.dims);
-    const std::size_t width = static_cast<std::size_t>(c.width);
-    kvire::parallel_for(static_cast<std::int64_t>(groups.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<float> earlier;
-      std::vector<const float*> values(static_cast<std::size_t>(count));
-      std::vector<const float*> scores(static_cast<std::size_t>(count));
-      for (std::int64_t i = begin; i < end; ++i) {
-        const Group& group = groups[static_cast<std::size_t>(i)];
-        const Span& s = batch_.spans[static_cast<std::size_t>(group.span)];
-        earlier.resize(static_cast<std::size_t>(count) * width);
-        for (int k = 0; k < count; ++k) {
-          const bool overlap = ratio == 4 && k < ratio;
-          const std::int64_t position = group.index * ratio + k - (count - ratio);
-          const float* row = nullptr;
-          if (position >= s.start) {
-            row = &states[static_cast<std::size_t>(s.first_row + position - s.start) * width];
-          } else if (position >= 0) {
-            float* copy = &earlier[static_cast<std::size_t>(k) * width];
-            reader.row(state_slot<StateEntry>(s.tables, position), copy);
-            row = copy;
-          }
-          const std::size_t half = ratio == 4 ? 2 * dims : dims;  // where the scores start
-          const std::size_t part = ratio == 4 && !overlap ? dims : 0;
-          values[static_cast<std::size_t>(k)] = row == nullptr ? nullptr : row + part;
-          scores[static_cast<std::size_t>(k)] = row == nullptr ? nullptr : row + half + part;
-        }
-        float* result = &out[static_cast<std::size_t>(i) * dims];
-        math::compress(values.data(), scores.data(), c.bias.data(), count, c.dims, result);
-        if (c.dims == index_dim) continue;  // the store of an index key does the rest
-        math::rms_norm(result, c.gain.data(), c.dims, result);
-        rope(result, c.dims, group_position(group, ratio));
-      }
-    });
-  }
-
   // A compressed row stands at the first raw position of its group.
   static std::int64_t group_position(const Group& group, int ratio) { return group.index * ratio; }
+
+  // Norm and rotary position of new latents; the store of an index key does that itself, with its Hadamard transform.
+  void finish_latents(const Layer& layer, const std::vector<Group>& groups) {
+    each_row(static_cast<std::int64_t>(groups.size()), [&](std::size_t i) {
+      float* row = &compressed_[i * latent_dim];
+      math::rms_norm(row, layer.compressor.gain.data(), latent_dim, row);
+      rope(row, latent_dim, group_position(groups[i], layer.ratio));
+    });
+  }
 
   template <class Entry>
   std::vector<std::int64_t> group_slots(const std::vector<Group>& groups) const {
@@ -263,6 +187,20 @@ class Forward {
     return first;
   }
 
+  // Decodes compressed latents, those that are wanted or all, to where `first` says.
+  template <class Entry, class Reader>
+  void read_compressed(const Reader& latents, const std::vector<std::int64_t>& first, const unsigned char* wanted) {
+    decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(first.back()) * latent_dim));
+    for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
+      each_row(first[s + 1] - first[s], [&](std::size_t i) {
+        const std::size_t at = static_cast<std::size_t>(first[s]) + i;
+        if (wanted != nullptr && wanted[at] == 0) return;
+        const std::int64_t position = static_cast<std::int64_t>(i) * Entry::kind::ratio;
+        latents.row(row_slot<Entry>(batch_.spans[s].tables.full, position), &decoded_[at * latent_dim]);
+      });
+    }
+  }
+
   template <class Window>
   void layer_c4(kvire::LayerId id, const Layer& layer, const Window& window_lease) {
     constexpr int ratio = Entries::C4Latent::kind::ratio;
@@ -272,8 +210,9 @@ class Forward {
       const auto index_state = io_.template read<typename Entries::C4IndexerState>(id);
       io_.run(
           [this, &layer, groups](const auto& states, const auto& index_states) {
-            compress<typename Entries::C4AttentionState>(layer.compressor, ratio, *groups, states_, states, compressed_);
-            compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, *groups, index_states_, index_states, index_keys_);
+            compress<typename Entries::C4AttentionState>(layer.compressor, ratio, batch_, *groups, states_, states, compressed_);
+            this->finish_latents(layer, *groups);
+            compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, batch_, *groups, index_states_, index_states, index_keys_);
           },
           state, index_state);
       io_.template store<typename Entries::C4Latent>(id, compressed_.data(), group_slots<typename Entries::C4Latent>(*groups));
@@ -296,15 +235,7 @@ class Forward {
           if (const std::int64_t at = row_of(r, k); at >= 0) wanted[static_cast<std::size_t>(at)] = 1;
         }
       }
-      decoded_.resize(std::max(decoded_.size(), wanted.size() * latent_dim));
-      for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
-        each_row(first[s + 1] - first[s], [&](std::size_t i) {
-          const std::size_t at = static_cast<std::size_t>(first[s]) + i;
-          if (wanted[at] == 0) return;
-          const std::int64_t position = static_cast<std::int64_t>(i) * ratio;
-          latents.row(row_slot<typename Entries::C4Latent>(batch_.spans[s].tables.full, position), &decoded_[at * latent_dim]);
-        });
-      }
+      read_compressed<typename Entries::C4Latent>(latents, first, wanted.data());
       attend(layer, [&](std::size_t r, std::vector<const float*>& list) {
         for (int k = 0; k < top_k_; ++k) {
           if (const std::int64_t at = row_of(r, k); at >= 0) list.push_back(&decoded_[static_cast<std::size_t>(at) * latent_dim]);
@@ -322,7 +253,8 @@ class Forward {
       const auto state = io_.template read<typename Entries::C128RequestState>(id);
       io_.run(
           [this, &layer, groups](const auto& states) {
-            compress<typename Entries::C128RequestState>(layer.compressor, ratio, *groups, states_, states, compressed_);
+            compress<typename Entries::C128RequestState>(layer.compressor, ratio, batch_, *groups, states_, states, compressed_);
+            this->finish_latents(layer, *groups);
           },
           state);
       io_.template store<typename Entries::C128Latent>(id, compressed_.data(), group_slots<typename Entries::C128Latent>(*groups));
@@ -331,14 +263,7 @@ class Forward {
     const auto read_c128 = [this, &layer](const auto& window, const auto& latents) {
       read_window(window);
       const std::vector<std::int64_t> first = compressed_first<typename Entries::C128Latent>();
-      decoded_.resize(std::max(decoded_.size(), static_cast<std::size_t>(first.back()) * latent_dim));
-      for (std::size_t s = 0; s < batch_.spans.size(); ++s) {
-        each_row(first[s + 1] - first[s], [&](std::size_t i) {
-          const std::int64_t position = static_cast<std::int64_t>(i) * ratio;
-          latents.row(row_slot<typename Entries::C128Latent>(batch_.spans[s].tables.full, position),
-                      &decoded_[(static_cast<std::size_t>(first[s]) + i) * latent_dim]);
-        });
-      }
+      read_compressed<typename Entries::C128Latent>(latents, first, nullptr);
       attend(layer, [&](std::size_t r, std::vector<const float*>& list) {
         const std::int64_t seen = Entries::C128Latent::cached(kvire::RawTokens(batch_.positions[r] + 1)).count;
         const std::int64_t base = first[static_cast<std::size_t>(span_of_row_[r])];
@@ -368,9 +293,6 @@ class Forward {
   std::vector<std::int64_t> window_slots_;
   std::vector<std::int64_t> window_first_;
   std::int64_t window_rows_ = 0;
-  std::vector<float> hidden_, normed_, q_, kv_, mixed_, added_, window_, states_, index_states_, index_q_, index_weight_, padded_weight_, compressed_, index_keys_, decoded_,
-      logits_;
-  std::vector<std::int32_t> selected_;
 };
 
 }  // namespace engine
