@@ -25,7 +25,8 @@ struct CudaTopKOptions {
 
 namespace detail {
 // Of the scratch that selections by score need beside the tuned kernel.
-inline cudaError_t queue_generic_top_k(body::TopKArgs args, TopKCounts* counts, cudaStream_t stream) {
+template <int = 0>
+cudaError_t queue_generic_top_k(body::TopKArgs args, TopKCounts* counts, cudaStream_t stream) {
   void* scratch = nullptr;
   if (args.order == TopKOrder::by_score) {
     const std::int64_t slots = std::int64_t(args.batch) * args.next_n * args.k;
@@ -41,8 +42,10 @@ inline cudaError_t queue_generic_top_k(body::TopKArgs args, TopKCounts* counts, 
 /// top_k of the host on the CUDA backend: scores, lengths, page table, `selected` and `counts` in device memory. Lengths are not read by the
 /// call: those below 0 are taken as 0, those beyond a row or its page table are cut there. The tuned kernel takes k up to 2,048 and rows up to
 /// 2^28 on devices with 160 KiB of shared memory a block; the plain one takes all, with the same answer.
-inline Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Cuda>& stream,
-                    CudaTopKOptions options = {}) {
+template <class Backend>
+  requires std::is_same_v<Backend, Cuda>  // a template, so that its kernels are compiled where it is called alone
+Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Backend>& stream,
+             CudaTopKOptions options = {}) {
   TopKOptions plain;
   plain.order = options.order;
   plain.page_table = options.page_table;
@@ -81,9 +84,9 @@ inline Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2>
 }
 
 /// The same with k given in the code: `selected` must be [batch][next_n][K].
-template <int K>
-  requires(K > 0)
-Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Cuda>& stream,
+template <int K, class Backend>
+  requires(K > 0 && std::is_same_v<Backend, Cuda>)
+Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Backend>& stream,
              CudaTopKOptions options = {}) {
   if (selected.extent[2] != K) {
     return Error{ErrorCode::mismatch, "top_k: selected has " + std::to_string(selected.extent[2]) + " slots a row, k is " + std::to_string(K)};

@@ -22,7 +22,8 @@ struct TopKItem {
 
 /// Queues a top-k by the plain body, a warp a row: every k and any length of rows. By score it needs `args.scratch`, as large as the
 /// selection. Pointers in device memory; `counts` (or null) is added to. Captures; allocates nothing, waits for nothing.
-inline cudaError_t launch_generic_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream) {
+template <int = 0>  // compiled where it is called, not wherever the header is included
+cudaError_t launch_generic_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream) {
   if (args.order == TopKOrder::by_score && args.scratch == nullptr) return cudaErrorInvalidValue;
   return detail::launch_plain(detail::TopKItem{args}, std::int64_t(args.batch) * args.next_n, counts, stream);
 }
