@@ -30,7 +30,7 @@ inline constexpr int max_k = 2048;
 inline constexpr int bins = 4096;
 inline constexpr int digit = 12;
 inline constexpr int position_bits = 28;               // rows up to 2^28
-inline constexpr int by_counting = 256;                // candidates that are ranked by comparing each with each
+inline constexpr int by_counting = 32;                 // candidates that a warp ranks by comparing each with each
 
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -127,7 +127,7 @@ struct Block {
   static constexpr int bin_quads = bins / 4 / Threads;
   static constexpr int depth = Items == 4 ? 6 : 4;  // quads of a thread under way
   static constexpr std::size_t shared_bytes = sizeof(u32) * bins * (Streams ? 2 : 1) + sizeof(u64) * capacity;
-  static_assert(require_tuning<Block, (bins % (4 * Threads) == 0 && Threads / 4 >= by_counting && Items <= 8 && (!Streams || capacity >= max_k + 4 * Threads))>());
+  static_assert(require_tuning<Block, (bins % (4 * Threads) == 0 && by_counting <= 32 && Items <= 8 && (!Streams || capacity >= max_k + 4 * Threads))>());
 
   const Params& p;
   Scratch& s;
@@ -171,12 +171,21 @@ struct Block {
   // --- loads; -inf beyond the end ---
   __device__ float4 load4(int position) const {
     if (position + 4 <= end && p.vector_loads) return load_streaming4(scores + position);
-    float4 v = {float_of(0xFF800000U), float_of(0xFF800000U), float_of(0xFF800000U), float_of(0xFF800000U)};
+    const float none = float_of(0xFF800000U);
+    float4 v = {none, none, none, none};
     if (position < end) v.x = scores[position];
     if (position + 1 < end) v.y = scores[position + 1];
     if (position + 2 < end) v.z = scores[position + 2];
     if (position + 3 < end) v.w = scores[position + 3];
     return v;
+  }
+  // This thread's quad of the block's d-th tile from `base` on. The whole block takes one way: few instructions where the tile is whole.
+  __device__ float4 load_tile(int base, int d) const {
+    const int first = base + d * Threads * 4;
+    if (first + Threads * 4 <= end && p.vector_loads) return load_streaming4(scores + first + tid * 4);
+    if (first < end) return load4(first + tid * 4);
+    const float none = float_of(0xFF800000U);
+    return {none, none, none, none};
   }
   __device__ int place(int base, int q) const { return base + (q * Threads + tid) * 4; }
   __device__ void load_chunk(float4 (&v)[quads], int base) const {
@@ -241,36 +250,13 @@ struct Block {
   }
 
   // --- exact selection -----------------------------------------------------------------------------------------------------------------
-  // The need-th best of the `count` candidates, which the caller has put into `candidates` and followed by a barrier. Ends with a barrier
-  // where there are more than 32.
-  __device__ u64 rank_candidates(u32 need, u32 count) {
-    if (count <= 32) {  // each warp for itself
-      const u64 mine = u32(lane) < count ? candidates[lane] : 0;
-      u32 better = 0;
-      for (u32 j = 0; j < count; ++j) better += candidates[j] > mine ? 1U : 0U;
-      const u32 winner = __ballot_sync(~0U, u32(lane) < count && better == need - 1);
-      return __shfl_sync(~0U, mine, __ffs(int(winner)) - 1);
-    }
-    // A team of lanes for each candidate, eight candidates a lane at a time.
-    const u32 team = count <= Threads / 16 ? 16 : count <= Threads / 8 ? 8 : 4;
-    const u32 mine = u32(tid) / team;
-    if (u32(warp) * (32 / team) < count) {
-      const u64 e = mine < count ? candidates[mine] : 0;
-      u32 better = 0;
-      for (u32 j = u32(tid) % team * 8; j < count; j += team * 8) {
-        ulonglong2 other[4];
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) other[i] = *reinterpret_cast<const ulonglong2*>(candidates + j + i * 2);
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-          better += (j + i * 2 < count && other[i].x > e ? 1U : 0U) + (j + i * 2 + 1 < count && other[i].y > e ? 1U : 0U);
-        }
-      }
-      for (u32 d = 1; d < team; d *= 2) better += __shfl_xor_sync(~0U, better, d);
-      if (mine < count && better == need - 1) s.cut = e;  // the same from each of the team
-    }
-    __syncthreads();
-    return s.cut;
+  // The need-th best of the `count` candidates, which the caller has put into `candidates` and followed by a barrier. Each warp for itself.
+  __device__ u64 rank_candidates(u32 need, u32 count) const {
+    const u64 mine = u32(lane) < count ? candidates[lane] : 0;
+    u32 better = 0;
+    for (u32 j = 0; j < count; ++j) better += candidates[j] > mine ? 1U : 0U;
+    const u32 winner = __ballot_sync(~0U, u32(lane) < count && better == need - 1);
+    return __shfl_sync(~0U, mine, __ffs(int(winner)) - 1);
   }
 
   // Entry i of the front and the back of the list.
@@ -356,19 +342,6 @@ struct Block {
   }
   __device__ u32 position_in_chunk(int base, int i) const { return u32(place(base, i / 4) + i % 4); }
 
-  // Lists the keys of the first chunk from `least` to `most`.
-  __device__ void list_keys(const u32 (&keys)[Items], u32 least, u32 most) {
-    u32 n = 0;
-#pragma unroll
-    for (int i = 0; i < Items; ++i) n += keys[i] >= least && keys[i] <= most ? 1U : 0U;
-    if (n == 0) return;
-    u32 slot = atomicAdd(&s.listed, n);
-#pragma unroll
-    for (int i = 0; i < Items; ++i) {
-      if (keys[i] >= least && keys[i] <= most) list[slot++] = entry_of(keys[i], position_in_chunk(begin, i));
-    }
-  }
-
   __device__ void row_in_registers() {
     float4 v[quads];
     load_chunk(v, begin);
@@ -381,42 +354,33 @@ struct Block {
     __syncthreads();
     u32 keys[Items];
     keys_of(keys, v, begin, true);
-    add_keys(keys);
-    __syncthreads();
-    const u32 k = u32(p.args.k);
-    const Found f = find(hist, k);
-    u64 cut = u64(1) << position_bits;
-    if (f.all == 0) {
-      const u32 need = k - f.above;
-      const u32 least = f.bin << (32 - digit);
-      if (f.count == need) {
-        cut = u64(least) << position_bits;
-      } else if (f.count <= by_counting) {
-        u32 votes[Items];
-        u32 n = 0;
+    // One digit of the entries after another, among those that share the digits before, until a digit's end is the cut.
+    u64 cut = 0;
+    u32 need = u32(p.args.k);
+    int shift = 32 + position_bits - digit;
+    bool full = true;
+#pragma unroll 1
+    for (;;) {
 #pragma unroll
-        for (int i = 0; i < Items; ++i) {
-          votes[i] = __ballot_sync(~0U, keys[i] >> (32 - digit) == f.bin);
-          n += u32(__popc(votes[i]));
-        }
-        if (n != 0) {
-          u32 slot = 0;
-          if (lane == 0) slot = atomicAdd(&s.counted, n);
-          slot = __shfl_sync(~0U, slot, 0);
-#pragma unroll
-          for (int i = 0; i < Items; ++i) {
-            if ((votes[i] >> lane & 1U) != 0) candidates[slot + u32(__popc(votes[i] & ((1U << lane) - 1)))] = entry_of(keys[i], position_in_chunk(begin, i));
-            slot += u32(__popc(votes[i]));
-          }
-        }
-        __syncthreads();
-        cut = rank_candidates(need, f.count);
-      } else {
-        list_keys(keys, least, least | ((1U << (32 - digit)) - 1));
-        __syncthreads();
-        cut = select(s.listed, s.listed, need);
+      for (int i = 0; i < Items; ++i) {
+        const u64 above = entry_of(keys[i], position_in_chunk(begin, i)) - cut;
+        if (keys[i] != 0 && above >> shift < u64(bins)) atomicAdd(&hist[above >> shift], 1U);
       }
+      __syncthreads();
+      const Found f = find(hist, need);
+      if (f.all != 0) {
+        cut = u64(1) << position_bits;
+        full = false;
+        break;
+      }
+      cut += u64(f.bin) << shift;
+      need -= f.above;
+      if (f.count == need) break;
+      shift -= digit;
+      clear(hist);
+      __syncthreads();
     }
+    cut = max(cut, u64(1) << position_bits);
     if (p.args.order == TopKOrder::by_score) {
       __syncthreads();
       u64* ranked = reinterpret_cast<u64*>(hist);
@@ -427,12 +391,13 @@ struct Block {
       }
       emit_by_score();
     } else {
-      emit_keys(keys, cut, f.all == 0);
+      emit_keys(keys, cut, full);
     }
   }
 
-  // In position order: 16-bit counts of two quads share a word.
+  // In position order: 16-bit counts of two quads share a word. Each warp packs its positions in shared memory and writes them side by side.
   __device__ void emit_keys(const u32 (&keys)[Items], u64 cut, bool full) {
+    u32* packed = reinterpret_cast<u32*>(list) + warp * 32 * Items;
     u32 flags = 0;
     u32 n = 0;
 #pragma unroll
@@ -441,27 +406,31 @@ struct Block {
       flags |= taken ? 1U << i : 0U;
       n += taken ? 1U << (i / 4 * 16) : 0U;
     }
-    const u32 mine = __reduce_add_sync(~0U, n);
-    if (lane == 0) s.warp_sums[warp] = mine;
     u32 up = n;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const u32 other = __shfl_up_sync(~0U, up, d);
       if (lane >= d) up += other;
     }
+    const u32 mine = __shfl_sync(~0U, up, 31);
+    if (lane == 0) s.warp_sums[warp] = mine;
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      const int q = i / 4;
+      const u32 lower = flags >> (q * 4) & ((1U << (i % 4)) - 1);
+      const u32 slot = q == 0 ? (up - n & 0xFFFFU) : (mine & 0xFFFFU) + (up - n >> 16);
+      if ((flags >> i & 1U) != 0) packed[slot + u32(__popc(lower))] = position_in_chunk(begin, i);
+    }
     __syncthreads();
     const u32 w = lane < warps ? s.warp_sums[lane] : 0;
-    const u32 before = __reduce_add_sync(~0U, lane < warp ? w : 0) + up - n;
-    const u32 all = quads == 1 && full ? u32(p.args.k) : __reduce_add_sync(~0U, w);
-    std::int32_t* to = out();
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const u32 slot = q == 0 ? before & 0xFFFFU : (all & 0xFFFFU) + (before >> 16);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 lower = flags >> (q * 4) & ((1U << i) - 1);
-        if ((flags >> (q * 4 + i) & 1U) != 0) to[slot + u32(__popc(lower))] = listed_as(place(begin, q) + i);
-      }
+    const u32 before = __reduce_add_sync(~0U, lane < warp ? w : 0);
+    const u32 all = quads == 1 && full ? 0 : __reduce_add_sync(~0U, w);
+    std::int32_t* to = out() + (before & 0xFFFFU);
+    const u32 first = mine & 0xFFFFU;
+    for (u32 i = u32(lane); i < first; i += 32) to[i] = listed_as(int(packed[i]));
+    if constexpr (quads > 1) {
+      to = out() + (all & 0xFFFFU) + (before >> 16);
+      for (u32 i = u32(lane); i < mine >> 16; i += 32) to[i] = listed_as(int(packed[first + i]));
     }
     if (full) return;
     for (int j = int((all & 0xFFFFU) + (all >> 16)) + tid; j < p.args.k; j += Threads) out()[j] = -1;
@@ -516,7 +485,7 @@ struct Block {
         if (base + d * Threads * 4 >= end) return;
         const float4 v = ring[d];
         const int position = place(base, d);
-        if (base + (d + depth) * Threads * 4 < end) ring[d] = load4(position + depth * Threads * 4);
+        ring[d] = load_tile(base, d + depth);
         const u32 x = bits_of(v.x), y = bits_of(v.y), z = bits_of(v.z), w = bits_of(v.w);
         bool pass = false;
         if constexpr (Positive) {
@@ -636,7 +605,7 @@ struct Block {
     }
     float4 ring[depth];
 #pragma unroll
-    for (int d = 0; d < depth; ++d) ring[d] = load4(place(begin, d));
+    for (int d = 0; d < depth; ++d) ring[d] = load_tile(begin, d);
     clear(hist);
     clear(passing);
     if (tid == 0) {
@@ -913,13 +882,14 @@ inline TopKShape top_k_shape(std::int64_t rows, std::int64_t columns, int proces
     return shape;
   }
   while (clusters && shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 4096) shape.blocks *= 2;
-  shape.items = columns / shape.blocks > 32768 ? 8 : 4;  // a longer part pays for a larger sample
+  shape.items = shape.blocks == 1 || columns / shape.blocks > 32768 ? 8 : 4;  // a longer part pays for a larger sample
   return shape;
 }
 
 /// Exact, deterministic top-k; see body::top_k for what is selected and body::TopKArgs for extents. `counts` (device memory, or null) is
 /// added to. Captures into graphs; allocates nothing, waits for nothing.
-inline cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, const TopKShape& shape) {
+template <int = 0>  // compiled where it is called, not wherever the header is included
+cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, const TopKShape& shape) {
   const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
   if (args.k < 0 || args.k > detail::topk::max_k || args.stride > (std::int64_t(1) << detail::topk::position_bits)) return cudaErrorInvalidValue;
   if (rows == 0 || args.k == 0) return cudaSuccess;
