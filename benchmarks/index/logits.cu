@@ -2,9 +2,10 @@
 // Paged sparse logits against reading the same pages once with the bulk copy engine (the floor), in the same run.
 #include <benchmarks/support/device_timing.cuh>
 
-#include <kvire/kernel/sm90_sparse_logits.cuh>
+#include <kvire/kernel/sm80_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -260,9 +261,14 @@ class Bench {
   std::vector<int> order_;
 };
 
-template <class P, int NextN, int Stages, int Ctas, int Groups>
+template <class P, int NextN, int Stages, int Ctas, int Together = 1>
 Variant variant(const char* name, bool overlap = false) {
-  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Groups>>, overlap};
+  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Together>>, overlap};
+}
+
+template <class P, int NextN>
+Variant portable() {
+  return {"portable", [](const sm90::LogitsArguments& a, int sms, cudaStream_t s, bool) { return sm80::launch_logits<P, Bench<P>::query, 64, NextN>(a, sms, s); }};
 }
 
 }  // namespace
@@ -297,27 +303,40 @@ int main(int argc, char** argv) {
   const Shape big{"64 x 32k", uniform(64, 32768)};
   if (what == "all" || what == "fp8") {
     Bench<Fp8> bench(timer);
-    const std::vector<Variant> one = {variant<Fp8, 1, 4, 4, 1>("4x4"), variant<Fp8, 1, 3, 4, 1>("3x4"), variant<Fp8, 1, 5, 4, 1>("5x4"), variant<Fp8, 1, 7, 3, 1>("7x3"), variant<Fp8, 1, 4, 4, 1>("4x4pdl", true)};
-    const std::vector<Variant> two = {variant<Fp8, 2, 4, 4, 1>("4x4"), variant<Fp8, 2, 6, 3, 1>("6x3"), variant<Fp8, 2, 8, 2, 2>("8x2x2"), variant<Fp8, 2, 4, 4, 1>("4x4pdl", true)};
+    const std::vector<Variant> one = {variant<Fp8, 1, 3, 4>("3x4"), variant<Fp8, 1, 2, 4>("2x4"), variant<Fp8, 1, 2, 5>("2x5"), variant<Fp8, 1, 3, 4>("3x4pdl", true)};
+    const std::vector<Variant> two = {variant<Fp8, 2, 3, 4>("3x4"), variant<Fp8, 2, 2, 4>("2x4"), variant<Fp8, 2, 3, 3, 2>("3x3t2"), variant<Fp8, 2, 3, 4>("3x4pdl", true)};
     for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
     for (const Shape& s : ragged) bench.run(s, 1, one, "fp8");
     for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
   }
   if (what == "profile") {  // two launches worth a profiler's look
     Bench<Fp8> bench(timer);
-    bench.run(big, 1, {variant<Fp8, 1, 4, 4, 1>("4x4")}, "fp8");
-    bench.run(big, 2, {variant<Fp8, 2, 4, 4, 1>("4x4")}, "fp8");
+    bench.run(big, 2, {variant<Fp8, 2, 3, 4>("3x4")}, "fp8");
+    bench.run(big, 1, {variant<Fp8, 1, 3, 4>("3x4")}, "fp8");
+  }
+  if (what == "all" || what == "portable") {
+    Bench<Fp8> bench(timer);
+    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, {portable<Fp8, 1>()}, "fp8");
+    bench.run(big, 2, {portable<Fp8, 2>()}, "fp8");
+  }
+  if (what == "all" || what == "portable") {
+    Bench<Bf16> bench(timer);
+    for (const Shape& s : {shapes[0], shapes[4], big}) bench.run(s, 1, {portable<Bf16, 1>()}, "bf16");
+  }
+  if (what == "all" || what == "portable") {
+    Bench<Fp4> bench(timer);
+    bench.run(big, 1, {portable<Fp4, 1>()}, "fp4");
   }
   if (what == "all" || what == "bf16") {
     Bench<Bf16> bench(timer);
-    const std::vector<Variant> one = {variant<Bf16, 1, 2, 4, 1>("2x4"), variant<Bf16, 1, 3, 3, 1>("3x3"), variant<Bf16, 1, 5, 2, 1>("5x2")};
-    const std::vector<Variant> two = {variant<Bf16, 2, 4, 2, 2>("4x2x2"), variant<Bf16, 2, 2, 3, 1>("2x3"), variant<Bf16, 2, 4, 2, 1>("4x2")};
+    const std::vector<Variant> one = {variant<Bf16, 1, 3, 3>("3x3"), variant<Bf16, 1, 5, 2>("5x2"), variant<Bf16, 1, 3, 3>("3x3pdl", true)};
+    const std::vector<Variant> two = {variant<Bf16, 2, 2, 3>("2x3"), variant<Bf16, 2, 2, 3, 2>("2x3t2")};
     for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "bf16");
     for (const Shape& s : {shapes[4], big}) bench.run(s, 2, two, "bf16");
   }
   if (what == "all" || what == "fp4") {
     Bench<Fp4> bench(timer);
-    const std::vector<Variant> one = {variant<Fp4, 1, 4, 4, 1>("4x4"), variant<Fp4, 1, 6, 4, 1>("6x4"), variant<Fp4, 1, 8, 3, 1>("8x3")};
+    const std::vector<Variant> one = {variant<Fp4, 1, 3, 4>("3x4"), variant<Fp4, 1, 3, 5>("3x5"), variant<Fp4, 1, 3, 4>("3x4pdl", true)};
     for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "fp4");
   }
   return 0;

@@ -6,6 +6,7 @@
 #include <kvire/codec/float_bits.hpp>
 #include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/ptx/wgmma.cuh>
+#include <kvire/kernel/tuning.hpp>
 #include <kvire/layout/reader.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -42,13 +43,14 @@ struct LogitsArguments {
   unsigned long long* nan_logits = nullptr;  ///< counts logits that were NaN, written as -inf; may be null
 };
 
-/// How a CTA is built: stages of the ring, CTAs that share an SM, consumer warpgroups (each takes its part of the query tokens).
-template <int Stages, int CtasPerSm, int Groups>
+/// How a CTA is built: stages of the ring, CTAs that share an SM, query tokens of one product (1 or 2).
+template <int Stages, int CtasPerSm, int Together = 1>
 struct LogitsShape {
+  static constexpr int together = Together;
   static constexpr int stages = Stages;
   static constexpr int ctas_per_sm = CtasPerSm;
-  static constexpr int groups = Groups;
-  static constexpr int threads = Groups * group_threads + 32;
+  static constexpr int threads = group_threads + 32;
+  static_assert(require_tuning<LogitsShape, (Stages <= 32)>());  // a lane of the producer sets up each
 };
 
 /// What the kernel asks of a page.
@@ -80,8 +82,7 @@ struct LogitsPlan {
   static constexpr bool interleaved = key_pitch != key_row;
   static constexpr bool scale_plane = scaled && !interleaved;
   static constexpr int steps = query_row / 32;
-  static constexpr int columns = Heads / 2;  // accumulators of a thread
-  static constexpr int group_queries = (NextN + Shape::groups - 1) / Shape::groups;
+  static constexpr int columns = Heads / 2;  // accumulators of a thread and query token
 
   static constexpr int value_bytes = tile_tokens * key_pitch;
   static constexpr int tile_bytes = value_bytes + (scale_plane ? tile_tokens * scale_row : 0);
@@ -92,21 +93,22 @@ struct LogitsPlan {
   // One copy brings a whole tile where page and tile are the same bytes.
   static constexpr bool whole_page = tokens == tile_tokens && P::page_bytes == tile_bytes;
 
-  static_assert(Heads % 32 == 0 && Heads <= 64 && Shape::groups <= NextN);
-  static_assert(key_pitch == key_row + (interleaved ? scale_row : 0));
-  static_assert(blocks == (fp4 ? dim / 32 : key == Element::e4m3 ? 1 : 0) && (key == Element::e2m1 || key == Query));
+  static_assert(require_tuning<LogitsPlan, Heads == 32 || Heads == 64>());
+  static_assert(require_tuning<LogitsPlan, key_pitch == key_row + (interleaved ? scale_row : 0)>());
+  static_assert(require_tuning<LogitsPlan, blocks == (fp4 ? dim / 32 : key == Element::e4m3 ? 1 : 0) && (key == Element::e2m1 || key == Query)>());
 
-  // shared memory
+  // Shared memory. Weights: each lane of a quad its heads, 16 bytes apart for the banks.
+  static constexpr int weight_run = Heads + 16;
   static constexpr int queries_at = 0;
   static constexpr int stages_at = queries_at + NextN * query_bytes;
   static constexpr int weights_at = stages_at + Shape::stages * stage_bytes;
-  static constexpr int meta_at = weights_at + NextN * Heads * 4;
+  static constexpr int meta_at = weights_at + NextN * 4 * weight_run;
   static constexpr int full_at = meta_at + Shape::stages * 16;
   static constexpr int empty_at = full_at + Shape::stages * 8;
-  static constexpr int first_at = empty_at + Shape::stages * 8;
-  static constexpr int visible_at = first_at + 16;
-  static constexpr int codes_at = visible_at + (NextN + 3) / 4 * 16;
+  static constexpr int visible_at = empty_at + Shape::stages * 8;
+  static constexpr int codes_at = (visible_at + NextN * 4 + 15) / 16 * 16;
   static constexpr int shared_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
+  static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024)>());
 };
 
 namespace detail {
@@ -196,6 +198,18 @@ KVIRE_DEVICE KVIRE_INLINE void split(unsigned total, unsigned index, unsigned co
 /// a few thousand rows cost one pass and one scan.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE Share find_share(const LogitsArguments& a, int lane, unsigned index, unsigned count) {
+  Share share;
+  int begin;
+  if (a.batch <= 32) {
+    const int mine = lane < a.batch ? tiles_of(row_tokens<Plan>(a, lane)) : 0;
+    const int through = inclusive_scan(mine, lane);
+    split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
+    const unsigned past = __ballot_sync(~0U, through > begin);
+    if (share.tiles == 0) return share;
+    share.row = __ffs(static_cast<int>(past)) - 1;
+    share.tile = begin - __shfl_sync(~0U, through - mine, share.row);
+    return share;
+  }
   const int run = (a.batch + 31) / 32;
   const int first = lane * run;
   const int last = first + run < a.batch ? first + run : a.batch;
@@ -203,8 +217,6 @@ KVIRE_DEVICE KVIRE_INLINE Share find_share(const LogitsArguments& a, int lane, u
 #pragma unroll 4
   for (int row = first; row < last; ++row) sum += tiles_of(row_tokens<Plan>(a, row));
   int through = inclusive_scan(sum, lane);
-  Share share;
-  int begin;
   split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
   if (share.tiles == 0) return share;
   const int owner = __ffs(static_cast<int>(__ballot_sync(~0U, through > begin))) - 1;
@@ -247,13 +259,7 @@ struct Guess {
   int tile = 0;
   int id[Plan::pages_per_tile] = {};
 
-  KVIRE_DEVICE KVIRE_INLINE Guess(const LogitsArguments& a, int lane, unsigned index, unsigned count) {
-    const int width = tiles_of(clamp_length<Plan>(a, 0x7FFFFFFF));
-    int begin, tiles;
-    split(static_cast<unsigned>(width) * static_cast<unsigned>(a.batch), index, count, begin, tiles);
-    row = begin / width;
-    tile = begin % width;
-    if (row >= a.batch) return;
+  KVIRE_DEVICE KVIRE_INLINE Guess(const LogitsArguments& a, int lane, int guessed_row, int guessed_tile) : row(guessed_row), tile(guessed_tile) {
     const kstd::int32_t* table = a.page_table + a.table_stride * row;
 #pragma unroll
     for (int i = 0; i < Plan::pages_per_tile; ++i) {
@@ -318,32 +324,46 @@ struct Walk {
   }
 };
 
+template <class P, Element Query, int Heads, int NextN>
+struct DefaultShape {
+  template <int Stages, int Ctas>
+  using Try = LogitsPlan<P, Query, Heads, NextN, LogitsShape<Stages, Ctas>>;
+  // Twelve tiles in flight an SM. Keys of 32 words a lane need the registers of three CTAs an SM.
+  static constexpr int fixed = Try<1, 1>::shared_bytes - Try<1, 1>::stage_bytes;
+  static constexpr int stage = Try<1, 1>::stage_bytes + 32;
+  static constexpr int most = Query == Element::e4m3 ? 4 : 3;
+  static constexpr int stages_at(int ctas) { return ((227 * 1024) / ctas - 1024 - fixed) / stage; }
+  static constexpr int ctas = stages_at(most) >= 2 ? most : stages_at(3) >= 2 ? 3 : stages_at(2) >= 2 ? 2 : 1;
+  static constexpr int stages = stages_at(ctas) < 12 / ctas ? stages_at(ctas) : 12 / ctas;
+  using type = LogitsShape<stages, ctas>;
+};
+
 }  // namespace detail
+
+/// The shape that did best for these arguments.
+template <class P, Element Query, int Heads, int NextN>
+using DefaultLogitsShape = typename detail::DefaultShape<P, Query, Heads, NextN>::type;
 
 #if KVIRE_SM90A
 namespace detail {
 
 template <class Plan, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, Share share, Segment<Plan::pages_per_tile> now, Walk<Plan>& walk, kstd::uint32_t shared, int lane) {
+KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, const Guess<Plan>& guess, Share share, kstd::uint32_t shared, int lane) {
   constexpr int ids = Plan::pages_per_tile;
+  Walk<Plan> walk(a, lane, share);
+  Segment<ids> now, next;
+  bool more = walk.next(now, &guess);
   int stage = 0;
   kstd::uint32_t parity = 1;
-  bool more = share.tiles > 0;
   while (more) {
-    Segment<ids> next;
-    more = walk.next(next);  // the ids of the next segment are on their way while this one is issued
-    if (more && next.row != now.row) {
-      const char* q = static_cast<const char*>(a.queries) + static_cast<kstd::int64_t>(next.row) * (Plan::stages_at - Plan::queries_at);
-      for (int i = lane * 128; i < Plan::stages_at - Plan::queries_at; i += 32 * 128) ptx::prefetch_l2(q + i);
-    }
 #pragma unroll 1
     for (int t = 0; t < now.tiles; ++t) {
       int id[ids];
 #pragma unroll
       for (int i = 0; i < ids; ++i) id[i] = __shfl_sync(~0U, now.id[i], t);
       const kstd::uint32_t full = shared + Plan::full_at + stage * 8;
-      ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
       if (lane == 0) {
+        ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
         const int token = (now.tile + t) * tile_tokens;
         kstd::uint32_t missing = 0;
         kstd::uint32_t bytes = 0;
@@ -355,8 +375,7 @@ KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, Share share, Se
             bytes += Plan::tile_bytes / ids;
           }
         }
-        ptx::store_shared4(shared + Plan::meta_at + stage * 16,
-                           {static_cast<kstd::uint32_t>(now.row), static_cast<kstd::uint32_t>(token), missing, 0});
+        ptx::store_shared4(shared + Plan::meta_at + stage * 16, {static_cast<kstd::uint32_t>(now.row), static_cast<kstd::uint32_t>(token), missing, 0});
         ptx::mbarrier_arrive_expect(full, bytes);
         const kstd::uint32_t to = shared + Plan::stages_at + stage * Plan::stage_bytes;
 #pragma unroll
@@ -381,26 +400,41 @@ KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, Share share, Se
         stage = 0;
         parity ^= 1;
       }
+      if (t == 1 || (t == 0 && now.tiles == 1)) {
+        // The first tiles are under way: the ids of the next segment can follow, and, if it is of another row, its queries as far as L2.
+        more = walk.next(next);
+        if (more && next.row != now.row) {
+          const char* q = static_cast<const char*>(a.queries) + static_cast<kstd::int64_t>(next.row) * Plan::next_n * Plan::query_bytes;
+          for (int i = lane * 128; i < Plan::next_n * Plan::query_bytes; i += 32 * 128) ptx::prefetch_l2(q + i);
+        }
+      }
     }
     now = next;
   }
-  ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
   if (lane == 0) {
+    ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
     ptx::store_shared4(shared + Plan::meta_at + stage * 16, {~0U, 0, 0, 0});
     ptx::mbarrier_arrive(shared + Plan::full_at + stage * 8);
   }
 }
 
-/// Brings the queries and weights of `row` to shared memory, in the order the products want; one warpgroup, its own query tokens.
-template <class Plan, int Heads, int NextN>
-KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, int first, int count, kstd::uint32_t shared, int thread) {
+/// Brings the queries and weights of `row` to shared memory, in the order the products want; one warpgroup.
+template <class Plan, int Heads>
+KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
   constexpr int chunks = Plan::query_row / 16;
-  constexpr int per_query = Heads * chunks;
-  for (int q = first; q < first + count; ++q) {
-    const char* from = static_cast<const char*>(a.queries) + (static_cast<kstd::int64_t>(row) * NextN + q) * Plan::query_bytes;
+  constexpr int each = Heads * chunks / group_threads;
+  const kstd::int64_t first = static_cast<kstd::int64_t>(row) * Plan::next_n;
+  float w[(Plan::next_n * Heads + group_threads - 1) / group_threads];
+#pragma unroll
+  for (int i = 0; i * group_threads < Plan::next_n * Heads; ++i) {
+    const int at = i * group_threads + thread;
+    w[i] = at < Plan::next_n * Heads ? __ldg(a.weights + first * Heads + at) : 0.0F;
+  }
+  const int visible = thread < Plan::next_n ? visible_tokens<Plan>(a, row, thread) : 0;
+#pragma unroll 1
+  for (int q = 0; q < Plan::next_n; ++q) {
+    const char* from = static_cast<const char*>(a.queries) + (first + q) * Plan::query_bytes;
     const kstd::uint32_t to = shared + Plan::queries_at + q * Plan::query_bytes;
-    constexpr int each = per_query / group_threads;
-    static_assert(per_query % group_threads == 0);
     Words4 v[each];
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -411,25 +445,29 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, int f
       // fp4: lane c of a quad owns block c, 32 elements
       const int chunk = Plan::fp4 ? Plan::steps / 2 * c + k : c + 4 * k;
       v[i] = ptx::load_global4(from + head * Plan::query_row + chunk * 16);
-      if constexpr (Plan::fp4 && Plan::fp8) v[i] = {permute(v[i].x, v[i].y, 0x6420), permute(v[i].x, v[i].y, 0x7531), permute(v[i].z, v[i].w, 0x6420), permute(v[i].z, v[i].w, 0x7531)};
-      if constexpr (Plan::fp4 && !Plan::fp8) v[i] = {permute(v[i].x, v[i].z, 0x5410), permute(v[i].x, v[i].z, 0x7632), permute(v[i].y, v[i].w, 0x5410), permute(v[i].y, v[i].w, 0x7632)};
     }
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int at = i * group_threads + thread;
       const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
+      if constexpr (Plan::fp4 && Plan::fp8) v[i] = {permute(v[i].x, v[i].y, 0x6420), permute(v[i].x, v[i].y, 0x7531), permute(v[i].z, v[i].w, 0x6420), permute(v[i].z, v[i].w, 0x7531)};
+      if constexpr (Plan::fp4 && !Plan::fp8) v[i] = {permute(v[i].x, v[i].z, 0x5410), permute(v[i].x, v[i].z, 0x7632), permute(v[i].y, v[i].w, 0x5410), permute(v[i].y, v[i].w, 0x7632)};
       const kstd::uint32_t core = to + (n * 2 * Plan::steps + 4 * k) * 128 + r * 16 + c * 4;
       ptx::store_shared(core, v[i].x);
       ptx::store_shared(core + 128, v[i].y);
       ptx::store_shared(core + 256, v[i].z);
       ptx::store_shared(core + 384, v[i].w);
     }
-    if (thread < Heads) {
-      const float w = __ldg(a.weights + (static_cast<kstd::int64_t>(row) * NextN + q) * Heads + thread);
-      ptx::store_shared(shared + Plan::weights_at + (q * Heads + thread) * 4, __float_as_uint(mul_exact(0.5F, w)));
+  }
+#pragma unroll
+  for (int i = 0; i * group_threads < Plan::next_n * Heads; ++i) {
+    const int at = i * group_threads + thread, q = at / Heads, h = at % Heads;
+    if (at < Plan::next_n * Heads) {
+      ptx::store_shared(shared + Plan::weights_at + (q * 4 + h / (Heads / 4)) * Plan::weight_run + h % (Heads / 4) * 4, __float_as_uint(mul_exact(0.5F, w[i])));
     }
   }
-  if (thread < count) ptx::store_shared(shared + Plan::visible_at + (first + thread) * 4, static_cast<kstd::uint32_t>(visible_tokens<Plan>(a, row, first + thread)));
+  if (thread < Plan::next_n) ptx::store_shared(shared + Plan::visible_at + thread * 4, static_cast<kstd::uint32_t>(visible));
+  ptx::fence_async_shared();
 }
 
 template <class Plan>
@@ -502,7 +540,7 @@ KVIRE_DEVICE KVIRE_INLINE void make_codes(kstd::uint32_t at, int index) {
 
 /// The same for e2m1 keys: lane c of a quad owns block c. The blocks' exponents are taken relative to the token's largest, and that one,
 /// as the factor of the token this lane finishes, is returned. e4m3 operands hold magnitudes times 2^-8 to 2^6 exactly; `lost` says that a
-/// block of numbers lay below that.
+/// block lay below that.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4], bool (&lost)[2], kstd::uint32_t stage, kstd::uint32_t codes, int warp, int lane) {
   const int g = lane / 4, c = lane % 4;
@@ -530,10 +568,7 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
     if constexpr (Plan::fp8) {
       int index = below + 15 < 0 ? 0 : below + 15;
       if (exponent[half] == 255) index = 16;
-      kstd::uint32_t any = 0;
-#pragma unroll
-      for (int u = 0; u < n; ++u) any |= words[u];
-      lost[half] = index == 0 && (any & 0x77777777U) != 0;
+      lost[half] = below < -14 && exponent[half] != 255;
       kstd::uint32_t low, high;
       asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(codes + index * 8) : "memory");
 #pragma unroll
@@ -564,8 +599,12 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
   return __uint_as_float(top > 0 ? top << 23 : 0x400000U);
 }
 
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Plan::columns], const kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t query) {
+/// The product of a tile with the queries at `query`, as many as d has columns for.
+template <class Plan, int Columns>
+KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Columns], kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t query) {
+  // The whole operand before the fence: what the compiler moves behind it costs a fence more.
+#pragma unroll
+  for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
   ptx::wgmma_fence();
 #pragma unroll
   for (int j = 0; j < Plan::steps; ++j) {
@@ -577,16 +616,18 @@ KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Plan::columns], const kstd::u
     }
   }
   ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::touch(d);
 }
 
 /// Weighted relu sums of this lane's columns, for its two rows; pairs of fixed order.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Plan::columns], const float (&w)[Plan::columns / 2], float& low, float& high) {
+template <class Plan, int First, int Columns>
+KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Columns], const float (&w)[Plan::columns / 2], float& low, float& high) {
   float s[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < Plan::columns / 4; ++i) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[e] = fma_exact(twice_relu(d[4 * i + e]), w[2 * i + e % 2], s[e]);
+    for (int e = 0; e < 4; ++e) s[e] = fma_exact(twice_relu(d[First + 4 * i + e]), w[2 * i + e % 2], s[e]);
   }
   low = add_exact(s[0], s[1]);
   high = add_exact(s[2], s[3]);
@@ -594,15 +635,21 @@ KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Plan::columns], const 
 
 /// The logits of one token whose blocks span more binades than e4m3 has, in f32 by one warp: rare, and slow.
 template <class P, class Plan, int Heads>
-KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, int first, int count, kstd::uint32_t shared, int lane) {
+KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, kstd::uint32_t shared, int lane) {
   const int id = __ldg(a.page_table + a.table_stride * row + token / Plan::tokens);
   if (id < 0 || id >= a.page_count) return;
   const kstd::byte* page = a.pages + a.page_stride * id;
   const auto* key = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Value>(token % Plan::tokens));
   const auto* scales = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Scale>(token % Plan::tokens));
+  // A block of zeros loses nothing. Lanes look at their bytes of the key.
+  int most = 0;
+  for (int b = 0; b < Plan::blocks; ++b) most = __ldg(scales + b) != 255 && __ldg(scales + b) > most ? __ldg(scales + b) : most;
+  bool numbers = false;
+  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (__ldg(key + i) & 0x77) != 0 && __ldg(scales + i / 16) != 255 && __ldg(scales + i / 16) + 14 < most;
+  if (!__any_sync(~0U, numbers)) return;
   __syncwarp();  // after the fast path's store
 #pragma unroll 1
-  for (int q = first; q < first + count; ++q) {
+  for (int q = 0; q < Plan::next_n; ++q) {
     const kstd::int64_t at = static_cast<kstd::int64_t>(row) * Plan::next_n + q;
     float sum = 0;
 #pragma unroll 1
@@ -622,34 +669,33 @@ KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int 
   }
 }
 
-template <class P, class Plan, int Heads, int NextN, class Shape>
+/// The consumer warpgroup: all tiles of the share. `row`: whose queries are in shared memory.
+template <class P, class Plan, int Heads, class Shape>
 KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
-  const int group = Shape::groups == 1 ? 0 : thread / group_threads;
-  const int barrier = 1 + group;
-  const int warp = thread / 32 % 4, lane = thread % 32;
-  const int first = group * Plan::group_queries;
-  const int count = first + Plan::group_queries <= NextN ? Plan::group_queries : NextN - first;
-  const int c = lane % 4;
-  const int local = warp * 16 + lane / 4 + (c % 2) * 8;  // the token this lane finishes
-  const kstd::uint32_t weights = shared + Plan::weights_at + (first * Heads + Heads / 4 * c) * 4;
-
-  auto enter = [&](int r) {
-    load_row<Plan, Heads, NextN>(a, r, first, count, shared, thread % group_threads);
-    ptx::fence_async_shared();
-    ptx::named_barrier(barrier, group_threads);
-  };
-  enter(row);
-
+  const int warp = thread / 32, lane = thread % 32, c = lane % 4;
+  const int local = warp * 16 + lane / 4 + c % 2 * 8;  // the token of a tile that this lane finishes
+  const kstd::uint32_t weights = shared + Plan::weights_at + c * Plan::weight_run;
+  constexpr int columns = Plan::columns;
   int stage = 0;
   kstd::uint32_t parity = 0;
+  float* out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
+  int visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));  // to the first query token
+  // The first round works on nothing and writes nothing: it brings the instructions from memory while the first tile is still on its way.
+  bool idle = true;
+  Words4 meta{static_cast<kstd::uint32_t>(row), 0x7FFFFFC0U, 0, 0};
   for (;;) {
-    ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
-    const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
-    if (static_cast<int>(meta.x) < 0) break;
-    if (static_cast<int>(meta.x) != row) {
-      row = static_cast<int>(meta.x);
-      ptx::named_barrier(barrier, group_threads);  // all warps are through with the old row's queries
-      enter(row);
+    if (!idle) {
+      ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
+      meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+      if (static_cast<int>(meta.x) < 0) break;
+      if (static_cast<int>(meta.x) != row) {
+        row = static_cast<int>(meta.x);
+        out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
+        ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
+        load_row<Plan, Heads>(a, row, shared, thread);
+        ptx::named_barrier(1, group_threads);
+        visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));
+      }
     }
     const kstd::uint32_t at = shared + Plan::stages_at + stage * Plan::stage_bytes;
     kstd::uint32_t keys[Plan::steps][4];
@@ -663,69 +709,69 @@ KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::
         scale = __uint_as_float(ptx::load_shared(at + (Plan::interleaved ? local * Plan::key_pitch + Plan::key_row : Plan::value_bytes + local * 4)));
       }
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + stage * 8);  // the tile is in registers
-    if (++stage == Shape::stages) {
-      stage = 0;
-      parity ^= 1;
+    if (!idle) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + stage * 8);  // the tile is in registers
+      if (++stage == Shape::stages) {
+        stage = 0;
+        parity ^= 1;
+      }
     }
 
     const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? local / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
     const int token = static_cast<int>(meta.y) + local;
-    float* out = a.logits + (static_cast<kstd::int64_t>(row) * NextN + first) * a.logits_stride + token;
-    // Writes the logit of query token first + q, if the lane's token is one it sees.
+    // Writes the logit of query token q, if the lane's token is one it sees.
     auto finish = [&](int q, float sum) {
-      if (token >= static_cast<int>(ptx::load_shared(shared + Plan::visible_at + (first + q) * 4))) return;
+      if (token >= (Plan::next_n == 1 ? visible : static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)))) return;
       float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
       if (missing) logit = -__int_as_float(0x7F800000);
       if (logit != logit) {
         logit = -__int_as_float(0x7F800000);
         if (a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
       }
-      out[q * a.logits_stride] = logit;
+      out[Plan::next_n == 1 ? token : q * a.logits_stride + token] = logit;
     };
+    // Lanes with even c finish the low row, those with odd c the high one.
+    auto rows_apart = [&](float low, float high) { return add_exact(c % 2 != 0 ? high : low, __shfl_xor_sync(~0U, c % 2 != 0 ? low : high, 1)); };
 #pragma unroll 1
-    for (int q = 0; q < count; q += 2) {
-      float value[2];
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        if (Plan::group_queries == 1 && pair == 1) break;
-        if (q + pair < count) {
-          float d[Plan::columns];
-          multiply<Plan>(d, keys, shared + Plan::queries_at + (first + q + pair) * Plan::query_bytes);
-          ptx::wgmma_wait<0>();
-          ptx::touch(d);
-          float w[Plan::columns / 2];
-          load_weights<Plan>(w, weights + (q + pair) * Heads * 4);
-          float low, high;
-          head_sums<Plan>(d, w, low, high);
-          // lanes with even c finish the low row, those with odd c the high one
-          const float keep = c % 2 != 0 ? high : low;
-          const float give = c % 2 != 0 ? low : high;
-          value[pair] = add_exact(keep, __shfl_xor_sync(~0U, give, 1));
-        }
-      }
-      if (Plan::group_queries > 1 && q + 1 < count) {
-        // and of two query tokens, lanes with c < 2 the first
-        const float keep = c >= 2 ? value[1] : value[0];
-        const float give = c >= 2 ? value[0] : value[1];
-        finish(q + c / 2, add_exact(keep, __shfl_xor_sync(~0U, give, 2)));
-      } else {
-        const float sum = add_exact(value[0], __shfl_xor_sync(~0U, value[0], 2));
-        if (c < 2) finish(q, sum);
-      }
+    for (int q = 0; Shape::together == 2 && q + 1 < Plan::next_n; q += 2) {
+      float d[2 * columns];
+      multiply<Plan>(d, keys, shared + Plan::queries_at + q * Plan::query_bytes);
+      float w[columns / 2], low, high;
+      load_weights<Plan>(w, weights + q * 4 * Plan::weight_run);
+      head_sums<Plan, 0>(d, w, low, high);
+      const float first = rows_apart(low, high);
+      load_weights<Plan>(w, weights + (q + 1) * 4 * Plan::weight_run);
+      head_sums<Plan, columns>(d, w, low, high);
+      const float second = rows_apart(low, high);
+      // and of two query tokens, lanes with c < 2 the first
+      finish(q + c / 2, add_exact(c >= 2 ? second : first, __shfl_xor_sync(~0U, c >= 2 ? first : second, 2)));
+    }
+#pragma unroll 1
+    for (int q = Shape::together == 2 ? Plan::next_n / 2 * 2 : 0; q < Plan::next_n; ++q) {
+      float d[columns];
+      multiply<Plan>(d, keys, shared + Plan::queries_at + q * Plan::query_bytes);
+      float w[columns / 2], low, high;
+      load_weights<Plan>(w, weights + q * 4 * Plan::weight_run);
+      head_sums<Plan, 0>(d, w, low, high);
+      const float mine = rows_apart(low, high);
+      const float sum = add_exact(mine, __shfl_xor_sync(~0U, mine, 2));
+      if (c < 2) finish(q, sum);
     }
     if constexpr (Plan::fp4 && Plan::fp8) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned found = __ballot_sync(~0U, lost[half]);
-        while (found != 0) {
-          const int quad = (__ffs(static_cast<int>(found)) - 1) / 4;
-          found &= ~(15U << quad * 4);
-          exact_fp4<P, Plan, Heads>(a, row, static_cast<int>(meta.y) + warp * 16 + half * 8 + quad, first, count, shared, lane);
+      if (__any_sync(~0U, lost[0] || lost[1]) && !idle) {
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+          unsigned found = __ballot_sync(~0U, half == 0 ? lost[0] : lost[1]);
+          while (found != 0) {
+            const int quad = (__ffs(static_cast<int>(found)) - 1) / 4;
+            found &= ~(15U << quad * 4);
+            exact_fp4<P, Plan, Heads>(a, row, token - local + warp * 16 + half * 8 + quad, shared, lane);
+          }
         }
       }
     }
+    idle = false;
   }
 }
 
@@ -741,44 +787,39 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
   const kstd::uint32_t shared = ptx::shared_address(memory);
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0U, thread / 32, 0);
-  const int lane = thread % 32;
-  constexpr int producer = Shape::groups * 4;
-
-  detail::Share share;
-  detail::Segment<Plan::pages_per_tile> segment;
+  constexpr int producer = group_threads / 32;
   ptx::launch_dependents();
+  // Where this CTA's share would start were all rows as long as the table is wide: what lies there is read while the lengths are on their way.
+  const int width = detail::tiles_of(detail::clamp_length<Plan>(a, 0x7FFFFFFF));
+  int begin, size;
+  detail::split(static_cast<unsigned>(width) * static_cast<unsigned>(a.batch), blockIdx.x, gridDim.x, begin, size);
+  const int guess = begin / width < a.batch ? begin / width : 0;
+
   if (warp == producer) {
-    if (lane == 0) {
-      for (int i = 0; i < Shape::stages; ++i) {
-        ptx::mbarrier_init(shared + Plan::full_at + i * 8, 1);
-        ptx::mbarrier_init(shared + Plan::empty_at + i * 8, 4 * Shape::groups);
-      }
+    const int lane = thread % 32;
+    if (lane < Shape::stages) {
+      ptx::mbarrier_init(shared + Plan::full_at + lane * 8, 1);
+      ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, 4);
       ptx::fence_mbarrier_init();
     }
+    __syncwarp();
+    ptx::named_barrier_arrive(2, Shape::threads);
     ptx::wait_for_earlier_grids();
-    const detail::Guess<Plan> guess(a, lane, blockIdx.x, gridDim.x);
-    share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
-    if (lane == 0) ptx::store_shared(shared + Plan::first_at, static_cast<kstd::uint32_t>(share.row));
-    detail::Walk<Plan> walk(a, lane, share);
-    walk.next(segment, &guess);
-    __syncthreads();
-    if (share.tiles > 0) detail::produce<Plan, Shape>(a, share, segment, walk, shared, lane);
+    const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
+    const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
+    detail::produce<Plan, Shape>(a, ids, share, shared, lane);
   } else {
     ptx::wait_for_earlier_grids();
-    // Guesses that only warm L2: the whole page table, line by line over all CTAs, and the queries of the row this CTA would own were all rows alike.
+    // Warms L2: the whole page table, line by line over all CTAs.
+    const kstd::int64_t lines = (a.table_stride * a.batch * 4 + 127) / 128;
+    const kstd::int64_t line = static_cast<kstd::int64_t>(blockIdx.x) * group_threads + thread;
+    if (line < lines) ptx::prefetch_l2(reinterpret_cast<const char*>(a.page_table) + line * 128);
     if constexpr (Plan::fp4 && Plan::fp8) {
       if (thread < 17) detail::make_codes(shared + Plan::codes_at, thread);
     }
-    const kstd::int64_t lines = (a.table_stride * a.batch * 4 + 127) / 128;
-    const kstd::int64_t line = static_cast<kstd::int64_t>(blockIdx.x) * (Shape::groups * group_threads) + thread;
-    if (line < lines) ptx::prefetch_l2(reinterpret_cast<const char*>(a.page_table) + line * 128);
-    const auto guess = static_cast<kstd::int64_t>(blockIdx.x * static_cast<unsigned>(a.batch) / gridDim.x);
-    for (int i = thread * 128; i < NextN * Plan::query_bytes; i += Shape::groups * group_threads * 128)
-      ptx::prefetch_l2(static_cast<const char*>(a.queries) + guess * NextN * Plan::query_bytes + i);
-    if (thread < (NextN * Heads * 4 + 127) / 128) ptx::prefetch_l2(a.weights + guess * NextN * Heads + thread * 32);
-    __syncthreads();
-    const int row = static_cast<int>(ptx::load_shared(shared + Plan::first_at));
-    if (row >= 0) detail::consume<P, Plan, Heads, NextN, Shape>(a, row, shared, thread);
+    detail::load_row<Plan, Heads>(a, guess, shared, thread);
+    ptx::named_barrier(2, Shape::threads);
+    detail::consume<P, Plan, Heads, Shape>(a, guess, shared, thread);
   }
 #else
   (void)a;
@@ -789,7 +830,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
 /// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs; fewer where the table cannot hold as many tiles.
 /// `overlap`: programmatic dependent launch. The kernel may then start while the stream's earlier kernel ends; it waits for that one before
 /// it reads anything.
-template <class P, Element Query, int Heads, int NextN, class Shape>
+template <class P, Element Query, int Heads, int NextN, class Shape = DefaultLogitsShape<P, Query, Heads, NextN>>
 cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream, bool overlap = false) {
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;

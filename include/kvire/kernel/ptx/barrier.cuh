@@ -38,6 +38,13 @@ KVIRE_DEVICE KVIRE_INLINE void mbarrier_wait(kstd::uint32_t barrier, kstd::uint3
       : "memory");
 }
 
+/// Whether the phase with this parity has completed; does not wait.
+KVIRE_DEVICE KVIRE_INLINE bool mbarrier_test(kstd::uint32_t barrier, kstd::uint32_t parity) {
+  kstd::uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  return done != 0;
+}
+
 /// Copies `bytes` (a multiple of 16; both addresses 16-byte aligned) from global to shared memory; counted on the mbarrier.
 KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, kstd::uint32_t bytes, kstd::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
@@ -49,6 +56,9 @@ KVIRE_DEVICE KVIRE_INLINE void fence_async_shared() { asm volatile("fence.proxy.
 
 /// Hardware barrier `id` (0 is __syncthreads) among `threads` threads.
 KVIRE_DEVICE KVIRE_INLINE void named_barrier(int id, int threads) { asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+/// The same without waiting.
+KVIRE_DEVICE KVIRE_INLINE void named_barrier_arrive(int id, int threads) { asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 /// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible.
 KVIRE_DEVICE KVIRE_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/kernel/sm90_sparse_logits.cuh>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Paged sparse logits for every GPU from sm_80 on: the same arithmetic and the same cut into tiles as the Hopper kernel, but keys go straight
+/// from global memory to registers, a tile or two ahead, and products are warp-wide mma of 16-bit elements. fp8 keys become f16, fp4 keys bf16;
+/// both are exact. Planar pages only.
+namespace sm80 {
+
+using sm90::LogitsArguments;
+using sm90::tile_tokens;
+
+/// What the kernel asks of a page: rows that can be read 16 bytes at a time.
+struct LogitsReader {
+  static constexpr ReaderNeeds needs{.page_multiple = 16, .vector_bytes = 0, .least_tokens = 32, .most_tokens = 128};
+};
+
+template <class P, Element Query, int Heads, int NextN>
+struct LogitsPlan : sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2, 1>> {
+  using Base = sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2, 1>>;
+  static constexpr bool f16 = Base::key == Element::e4m3;  // operand elements; otherwise bf16
+  static constexpr int steps = Base::dim / 16;
+  static constexpr int tiles = Base::key == Element::bf16 ? 1 : 2;  // in hand at a time
+  static constexpr int raw = Base::key_row / 16;                     // words of a lane and key
+  static constexpr int threads = 128;
+  static constexpr int ctas_per_sm = Base::key == Element::bf16 ? 3 : 3;
+  static constexpr int fragments = NextN * Heads * Base::dim * 2;
+  static constexpr int weights_at = fragments;
+  static constexpr int visible_at = weights_at + NextN * Heads * 4;
+  static constexpr int shared_bytes = visible_at + (NextN + 3) / 4 * 16;
+  static_assert(require_tuning<LogitsPlan, !Base::interleaved && (Base::fp4 || Base::fp8 == (Base::key == Element::e4m3))>());
+};
+
+namespace detail {
+
+using ptx::Words4;
+using sm90::detail::permute;
+
+KVIRE_DEVICE KVIRE_INLINE void mma_f16(float (&d)[4], const kstd::uint32_t (&a)[4], kstd::uint32_t b0, kstd::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+KVIRE_DEVICE KVIRE_INLINE void mma_bf16(float (&d)[4], const kstd::uint32_t (&a)[4], kstd::uint32_t b0, kstd::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[4], const kstd::uint32_t (&a)[4], kstd::uint32_t b0, kstd::uint32_t b1) {
+  if constexpr (Plan::f16) {
+    mma_f16(d, a, b0, b1);
+  } else {
+    mma_bf16(d, a, b0, b1);
+  }
+}
+
+/// Two e4m3 codes, in bits 0 to 15, as f16; exact, NaN stays NaN.
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t f16_from_e4m3_pair(kstd::uint32_t codes) {
+#if KVIRE_SM89_UP
+  kstd::uint32_t d;
+  asm("{\n.reg .b16 c;\ncvt.u16.u32 c, %1;\ncvt.rn.f16x2.e4m3x2 %0, c;\n}" : "=r"(d) : "r"(codes & 0xFFFFU));
+  return d;
+#else
+  const kstd::uint32_t spread = permute(codes, 0, 0x1404) ;  // bytes 1 and 3
+  const kstd::uint32_t bits = (spread & 0x80008000U) | ((spread & 0x7F007F00U) >> 1);
+  kstd::uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(bits), "r"(0x5C005C00U));  // times 2^8
+  if ((spread & 0x7F00U) == 0x7F00U) d |= 0x7FFFU;
+  if ((spread & 0x7F000000U) == 0x7F000000U) d |= 0x7FFF0000U;
+  return d;
+#endif
+}
+/// One e4m3 code as bf16; exact.
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t bf16_from_e4m3_code(kstd::uint32_t code) {
+  const float x = f32_from_e4m3(static_cast<kstd::uint8_t>(code));
+  return __float_as_uint(x) >> 16;
+}
+
+/// Queries of `row` as operand B, weights and visible lengths, by the whole CTA. Fragment (q, 8 heads, two k steps): 16 bytes a lane.
+template <class Plan, int Heads>
+KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
+  constexpr int per_chunk = Plan::fp8 ? 16 : 8;  // elements of 16 bytes of a query
+  constexpr int chunks = Plan::dim / per_chunk;
+  constexpr int all = Plan::next_n * Heads * chunks;
+  const char* from = static_cast<const char*>(a.queries) + static_cast<kstd::int64_t>(row) * Plan::next_n * Plan::query_bytes;
+#pragma unroll 2
+  for (int at = thread; at < all; at += Plan::threads) {
+    const int chunk = at % chunks, head = at / chunks % Heads, q = at / (chunks * Heads);
+    const Words4 v = ptx::load_global4(from + static_cast<kstd::int64_t>(q * Heads + head) * Plan::query_row + chunk * 16);
+    const kstd::uint32_t in[4] = {v.x, v.y, v.z, v.w};
+    kstd::uint32_t code[per_chunk];  // 16-bit operands
+#pragma unroll
+    for (int i = 0; i < per_chunk; ++i) {
+      if constexpr (!Plan::fp8) {
+        code[i] = in[i / 2] >> i % 2 * 16 & 0xFFFFU;
+      } else if constexpr (Plan::f16) {
+        code[i] = f16_from_e4m3_pair(in[i / 4] >> i % 4 / 2 * 16) >> i % 2 * 16 & 0xFFFFU;
+      } else {
+        code[i] = bf16_from_e4m3_code(in[i / 4] >> i % 4 * 8 & 0xFFU);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < per_chunk / 4; ++part) {
+      int c, j, e[4];
+      if constexpr (Plan::fp4) {
+        // lane c owns elements c dim/4 and on; words of 8: pairs (r, r + 4)
+        const int first = chunk * per_chunk + part / 2 * 8;
+        c = first / (Plan::dim / 4);
+        const int u = first % (Plan::dim / 4) / 8, r = part % 2 * 2;
+        j = 2 * u + part % 2;
+        const int base = part / 2 * 8;
+        e[0] = base + r, e[1] = base + r + 4, e[2] = base + r + 1, e[3] = base + r + 5;
+      } else {
+        constexpr int key_chunk = Plan::f16 ? 16 : 8;  // elements of 16 bytes of a key
+        c = chunk % 4;
+        j = chunk / 4 * (key_chunk / 4) + part;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) e[i] = part * 4 + i;
+      }
+      const kstd::uint32_t to = shared + (((q * (Heads / 8) + head / 8) * (Plan::steps / 2) + j / 2) * 32 + head % 8 * 4 + c) * 16 + j % 2 * 8;
+      ptx::store_shared(to, code[e[0]] | code[e[1]] << 16);
+      ptx::store_shared(to + 4, code[e[2]] | code[e[3]] << 16);
+    }
+  }
+  for (int i = thread; i < Plan::next_n * Heads; i += Plan::threads) {
+    const float w = __ldg(a.weights + static_cast<kstd::int64_t>(row) * Plan::next_n * Heads + i);
+    ptx::store_shared(shared + Plan::weights_at + i * 4, __float_as_uint(sm90::detail::mul_exact(0.5F, w)));
+  }
+  if (thread < Plan::next_n) ptx::store_shared(shared + Plan::visible_at + thread * 4, static_cast<kstd::uint32_t>(sm90::detail::visible_tokens<Plan>(a, row, thread)));
+}
+
+/// A lane's part of 16 keys, as they lie in memory: rows g and g + 8 of the warp's.
+template <class Plan>
+struct RawKeys {
+  kstd::uint32_t word[2][Plan::raw];
+  kstd::uint32_t scale[2];  // fp8: of the token this lane finishes, in [0]; fp4: the block's of each row
+};
+
+template <class P, class Plan>
+KVIRE_DEVICE KVIRE_INLINE void load_raw(RawKeys<Plan>& k, const LogitsArguments& a, int id, int token, int lane) {
+  const int g = lane / 4, c = lane % 4;
+  k.scale[0] = k.scale[1] = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < Plan::raw; ++i) k.word[half][i] = 0;
+  }
+  if (id < 0) return;
+  const kstd::byte* page = a.pages + a.page_stride * id;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const kstd::byte* row = page + (token + half * 8 + g) * Plan::key_row;
+    if constexpr (Plan::raw == 2) {
+      asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(k.word[half][0]), "=r"(k.word[half][1]) : "l"(row + c * 8));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Plan::raw / 4; ++i) {
+        const Words4 v = ptx::load_global4(row + (c + 4 * i) * 16);
+        k.word[half][4 * i] = v.x;
+        k.word[half][4 * i + 1] = v.y;
+        k.word[half][4 * i + 2] = v.z;
+        k.word[half][4 * i + 3] = v.w;
+      }
+    }
+    if constexpr (Plan::fp4) {
+      k.scale[half] = static_cast<kstd::uint32_t>(__ldg(reinterpret_cast<const unsigned char*>(page + P::template offset<role::Scale>(token + half * 8 + g)) + c * Plan::blocks / 4));
+    }
+  }
+  if constexpr (Plan::scaled && !Plan::fp4) {
+    k.scale[0] = __ldg(reinterpret_cast<const unsigned*>(page + P::template offset<role::Scale>(token + g + c % 2 * 8)));
+  }
+}
+
+/// Operand A from raw keys; returns the factor of the token this lane finishes.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE float make_operand(kstd::uint32_t (&m)[Plan::steps][4], const RawKeys<Plan>& k, int lane) {
+  if constexpr (Plan::key == Element::bf16) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < Plan::steps; ++j) {
+        m[j][half] = k.word[half][2 * j];
+        m[j][half + 2] = k.word[half][2 * j + 1];
+      }
+    }
+    return 1;
+  } else if constexpr (Plan::key == Element::e4m3) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < Plan::steps; ++j) {
+        m[j][half] = f16_from_e4m3_pair(k.word[half][j]);
+        m[j][half + 2] = f16_from_e4m3_pair(k.word[half][j] >> 16);
+      }
+    }
+    return __uint_as_float(k.scale[0]);
+  } else {
+    kstd::uint32_t most[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most[half] = k.scale[half] == 255 ? 0 : k.scale[half];
+#pragma unroll
+      for (int mask = 1; mask < 4; mask *= 2) {
+        const kstd::uint32_t other = __shfl_xor_sync(~0U, most[half], mask);
+        most[half] = other > most[half] ? other : most[half];
+      }
+      const int biased = 253 + static_cast<int>(k.scale[half]) - static_cast<int>(most[half]);
+      kstd::uint32_t factor = biased < 1 ? 0 : static_cast<kstd::uint32_t>(biased) << 7;
+      if (k.scale[half] == 255) factor = 0x7FC0;
+      factor |= factor << 16;
+#pragma unroll
+      for (int u = 0; u < Plan::raw; ++u) {
+        const kstd::uint32_t w = k.word[half][u];
+        const kstd::uint32_t pairs[4] = {(w << 6 & 0x01C001C0U) | (w << 12 & 0x80008000U), (w << 2 & 0x01C001C0U) | (w << 8 & 0x80008000U),
+                                         (w >> 2 & 0x01C001C0U) | (w << 4 & 0x80008000U), (w >> 6 & 0x01C001C0U) | (w & 0x80008000U)};
+#pragma unroll
+        for (int r = 0; r < 4; ++r) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(m[2 * u + r / 2][half + 2 * (r % 2)]) : "r"(pairs[r]), "r"(factor), "r"(0x80008000U));
+      }
+    }
+    const kstd::uint32_t top = lane % 2 != 0 ? most[1] : most[0];
+    return __uint_as_float(top > 0 ? top << 23 : 0x400000U);
+  }
+}
+
+/// Steps through the share, `Plan::tiles` tiles of one row at a time; every warp of the CTA in the same steps.
+template <class Plan>
+struct Cursor {
+  sm90::detail::Walk<Plan> walk;
+  sm90::detail::Segment<Plan::pages_per_tile> now, next;
+  bool more, after;
+  int t = 0;
+
+  KVIRE_DEVICE KVIRE_INLINE Cursor(const LogitsArguments& a, int lane, sm90::detail::Share share) : walk(a, lane, share) {
+    more = walk.next(now);
+    after = more && walk.next(next);
+  }
+  /// Row (-1: no more), first token, and for each tile the page id of this warp's 16 tokens (-1: none), and how many tiles.
+  KVIRE_DEVICE KVIRE_INLINE void step(int& row, int& token, int (&id)[Plan::tiles], int& tiles, int warp) {
+    row = -1;
+    if (!more) return;
+    row = now.row;
+    token = (now.tile + t) * tile_tokens;
+    tiles = now.tiles - t < Plan::tiles ? now.tiles - t : Plan::tiles;
+#pragma unroll
+    for (int i = 0; i < Plan::tiles; ++i) {
+      id[i] = -1;
+#pragma unroll
+      for (int p = 0; p < Plan::pages_per_tile; ++p) {
+        const int other = __shfl_sync(~0U, now.id[p], t + i < 32 ? t + i : 31);
+        if (i < tiles && (Plan::pages_per_tile == 1 || warp * 16 / (tile_tokens / Plan::pages_per_tile) == p)) id[i] = other;
+      }
+    }
+    t += Plan::tiles;
+    if (t >= now.tiles) {
+      t = 0;
+      now = next;
+      more = after;
+      after = more && walk.next(next);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// Grid: any number of CTAs; block: 128 threads; dynamic shared memory: Plan::shared_bytes.
+template <class P, Element Query, int Heads, int NextN>
+__global__ void __launch_bounds__(128, LogitsPlan<P, Query, Heads, NextN>::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a) {
+  using Plan = LogitsPlan<P, Query, Heads, NextN>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const kstd::uint32_t shared = ptx::shared_address(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32, lane = thread % 32, c = lane % 4;
+  const int local = warp * 16 + lane / 4 + c % 2 * 8;  // the token of a tile that this lane finishes
+  const sm90::detail::Share share = sm90::detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
+  detail::Cursor<Plan> cursor(a, lane, share);
+
+  detail::RawKeys<Plan> raw[Plan::tiles];
+  int row, token = 0, tiles = 0, ids[Plan::tiles];
+  cursor.step(row, token, ids, tiles, warp);
+  if (row < 0) return;
+#pragma unroll
+  for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, ids[i], (token + i * tile_tokens) % Plan::tokens + warp * 16 % Plan::tokens, lane);
+  int held = -1;  // the row whose queries are in shared memory
+  while (row >= 0) {
+    if (row != held) {
+      __syncthreads();
+      detail::load_row<Plan, Heads>(a, row, shared, thread);
+      __syncthreads();
+      held = row;
+    }
+    kstd::uint32_t keys[Plan::tiles][Plan::steps][4];
+    float factor[Plan::tiles];
+    bool none[Plan::tiles];
+#pragma unroll
+    for (int i = 0; i < Plan::tiles; ++i) {
+      factor[i] = detail::make_operand<Plan>(keys[i], raw[i], lane);
+      none[i] = ids[i] < 0;
+    }
+    const int at = token, count = tiles;
+    cursor.step(row, token, ids, tiles, warp);
+    if (row >= 0) {
+#pragma unroll
+      for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, ids[i], (token + i * tile_tokens) % Plan::tokens + warp * 16 % Plan::tokens, lane);
+    }
+#pragma unroll 1
+    for (int q = 0; q < NextN; ++q) {
+      float low[Plan::tiles][2] = {}, high[Plan::tiles][2] = {};
+#pragma unroll 1
+      for (int n = 0; n < Heads / 8; n += 2) {  // 16 heads at a time: products of several tiles and heads hide each other's latency
+        float d[2][Plan::tiles][4] = {};
+#pragma unroll
+        for (int j = 0; j < Plan::steps; j += 2) {
+          detail::Words4 b[2];
+#pragma unroll
+          for (int m = 0; m < 2; ++m) b[m] = ptx::load_shared4(shared + (((q * (Heads / 8) + n + m) * (Plan::steps / 2) + j / 2) * 32 + lane) * 16);
+#pragma unroll
+          for (int i = 0; i < Plan::tiles; ++i) {
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              detail::multiply<Plan>(d[m][i], keys[i][j], b[m].x, b[m].y);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < Plan::tiles; ++i) {
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              detail::multiply<Plan>(d[m][i], keys[i][j + 1], b[m].z, b[m].w);
+            }
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          float w0, w1;
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(w0), "=f"(w1) : "r"(shared + Plan::weights_at + (q * Heads + (n + m) * 8 + 2 * c) * 4) : "memory");
+#pragma unroll
+          for (int i = 0; i < Plan::tiles; ++i) {
+            low[i][0] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][0]), w0, low[i][0]);
+            low[i][1] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][1]), w1, low[i][1]);
+            high[i][0] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][2]), w0, high[i][0]);
+            high[i][1] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][3]), w1, high[i][1]);
+          }
+        }
+      }
+      const int visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4));
+#pragma unroll
+      for (int i = 0; i < Plan::tiles; ++i) {
+        const float l = sm90::detail::add_exact(low[i][0], low[i][1]), h = sm90::detail::add_exact(high[i][0], high[i][1]);
+        float sum = sm90::detail::add_exact(c % 2 != 0 ? h : l, __shfl_xor_sync(~0U, c % 2 != 0 ? l : h, 1));
+        sum = sm90::detail::add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
+        const int mine = at + i * tile_tokens + local;
+        if (c >= 2 || i >= count || mine >= visible) continue;
+        float logit = Plan::scaled ? sm90::detail::mul_exact(sum, factor[i]) : sum;
+        if (none[i]) logit = -__int_as_float(0x7F800000);
+        if (logit != logit) {
+          logit = -__int_as_float(0x7F800000);
+          if (a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
+        }
+        a.logits[(static_cast<kstd::int64_t>(held) * NextN + q) * a.logits_stride + mine] = logit;
+      }
+    }
+  }
+}
+
+/// Launches the kernel on `stream`, with at most `sms` times Plan::ctas_per_sm CTAs.
+template <class P, Element Query, int Heads, int NextN>
+cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream) {
+  static_assert(require_reader<P, LogitsReader>());
+  using Plan = LogitsPlan<P, Query, Heads, NextN>;
+  auto* kernel = &logits_kernel<P, Query, Heads, NextN>;
+  if (a.batch <= 0 || a.table_width <= 0) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
+  if (error != cudaSuccess) return error;
+  const kstd::int64_t most = static_cast<kstd::int64_t>(a.batch) * ((static_cast<kstd::int64_t>(a.table_width) * Plan::tokens + tile_tokens - 1) / tile_tokens);
+  const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Plan::ctas_per_sm;
+  kernel<<<static_cast<unsigned>(most < fits ? most : fits), Plan::threads, Plan::shared_bytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace sm80
+
+KVIRE_NAMESPACE_END
