@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers of random pages and tokens between pinned host memory and the device, against one contiguous memcpy of the same bytes; what they cost a
 // memory-bound kernel beside them; both directions at once; pinned memory; the host's time to submit. Every result is verified before it is timed.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -191,20 +192,33 @@ void tokens_row(Machine& m, const char* name, bool whole, bool to_host, std::int
   Engine::template rows<P>(piece, PageView<P, Cuda>{to_host ? host : m.device, P::page_bytes, count},
                            ConstPageView<P, Cuda>(to_host ? m.device : host, P::page_bytes, count), shared, 0);
   piece.info.direction = to_host ? CopyDirection::device_to_host : CopyDirection::host_to_device;
-  EngineOptions<Cuda> options;
-  options.choice = EngineChoice::sm_kernel;
-  options.blocks = blocks;
   const double one = memcpy_time(m, n * detail::token_bytes<P>, to_host, 9);
-  std::vector<detail::IssuedTransfer> issued(16);
-  std::size_t run = 0;
+  // Ids are in pinned memory, as a transfer puts them there; whole pages were taken out of the runs.
+  const std::size_t run_bytes = piece.runs ? piece.runs->size() * sizeof(detail::TokenRun) : 0;
+  const std::size_t page_bytes = piece.pages ? piece.pages->to.size() * 4 : 0;
+  auto scratch = detail::Scratch::make(run_bytes + 2 * page_bytes + 16).value();
+  detail::CopyRequest request{piece.list, {}, 0, nullptr};
+  if (piece.runs) std::memcpy(scratch.host(), piece.runs->data(), run_bytes);
+  if (piece.pages) {
+    std::memcpy(scratch.host() + run_bytes, piece.pages->from.data(), page_bytes);
+    std::memcpy(scratch.host() + run_bytes + page_bytes, piece.pages->to.data(), page_bytes);
+    const auto* list = reinterpret_cast<const std::int32_t*>(scratch.device() + run_bytes);
+    request.ids = {list, list + page_bytes / 4};
+    request.pages = static_cast<std::int64_t>(page_bytes / 4);
+    request.known = piece.pages.get();
+  }
   const double us = m.microseconds(7, [&] {
-    detail::PieceQueue queue(m.copies, issued[run++], options, Event<Cuda>::make("bench"));
-    queue.add(piece).value();
-    queue.flush().value();
+    detail::CopyShape shape;
+    shape.blocks = blocks;
+    if (piece.pages) detail::launch_pages(m.copies, std::span(&request, 1), to_host, shape).value();
+    if (piece.runs) {
+      piece.launch_rows(m.copies, piece.list, reinterpret_cast<const detail::TokenRun*>(scratch.device()), static_cast<std::int64_t>(piece.runs->size()), piece.run_tokens, blocks)
+          .value();
+    }
   });
   const double bytes = static_cast<double>(n * detail::token_bytes<P>);
   std::printf("| %s | %s, %lld B | %lld%s | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", name, static_cast<long long>(detail::token_bytes<P>),
-              static_cast<long long>(n), whole ? ", whole pages" : "", bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, piece.count.sms);
+              static_cast<long long>(n), whole ? ", whole pages" : "", bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, blocks);
   std::fflush(stdout);
 }
 
@@ -216,6 +230,8 @@ void tokens_table(Machine& m) {
     tokens_row<Bf16Contiguous<64, 128>>(m, "bf16 keys", false, to_host, 65536, 8);
     tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 4096, 8);
     tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 65536, 8);
+    tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 65536, 4);
+    tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", false, to_host, 65536, 16);
     tokens_row<preset::deepseek_v4::Latent<64>>(m, "V4 latent", true, to_host, 65536, 4);
     tokens_row<preset::deepseek_v3_2::Latent<64>>(m, "V3.2 latent", false, to_host, 65536, 8);
     tokens_row<Bf16Contiguous<64, 320>>(m, "640 B rows", false, to_host, 65536, 8);
@@ -277,7 +293,7 @@ __global__ void __launch_bounds__(640, 1) stream_pages(const std::byte* base, co
 #endif
 }
 
-void beside(Machine& m) {
+void beside(Machine& m, bool paced) {
   constexpr int page = 8448;
   constexpr int step = 32768;  // pages of one launch: 64 contexts of 32k tokens
   constexpr int launches = 140;
@@ -340,6 +356,16 @@ void beside(Machine& m) {
     });
     const Pages list(m, page, n, to_host);
     row(to_host ? "D2H, kernel, random pages" : "H2D, kernel, random pages", [&] { list.launch(m.copies); });
+    row(to_host ? "D2H, kernel, random pages, gentle" : "H2D, kernel, random pages, gentle", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::gentle, to_host)); });
+    for (const double rate : {44.0, 47.0, 49.5}) {
+      if (!to_host || !paced) continue;
+      for (const int blocks : {8, 12, 16}) {
+        auto shape = detail::CopyShape::of(Pace::gentle, to_host);
+        shape.blocks = blocks;
+        shape.gigabytes_per_second = rate;
+        row(("D2H, paced to " + std::to_string(static_cast<int>(rate * 10)) + "/10 GB/s, blocks " + std::to_string(blocks)).c_str(), [&] { list.launch(m.copies, shape); });
+      }
+    }
   }
 }
 
@@ -369,9 +395,25 @@ void both(Machine& m) {
   };
   run("copy engines, contiguous", [&] { engine(m.copies, false); }, [&] { engine(m.back, true); });
   run("kernels, random pages", [&] { in.launch(m.copies); }, [&] { out.launch(m.back); });
+  const auto gentle = detail::CopyShape::of(Pace::gentle, true);
+  run("kernels, random pages, backup gentle", [&] { in.launch(m.copies); }, [&] { out.launch(m.back, gentle); });
+  run("copy engine in, kernel out", [&] { engine(m.copies, false); }, [&] { out.launch(m.back, gentle); });
+  for (const double rate : {36.0, 40.0, 44.0}) {
+    auto shape = gentle;
+    shape.gigabytes_per_second = rate;
+    detail::CopyShape deep;
+    deep.warps = 4;
+    deep.shared_bytes = 140000;
+    run(("kernels, random pages, backup paced to " + std::to_string(static_cast<int>(rate))).c_str(), [&] { in.launch(m.copies, deep); }, [&] { out.launch(m.back, shape); });
+  }
 }
 
 void submit(Machine& m) {
+  for (const bool to_host : {false, true}) {
+    const Pages one(m, 8448, 1, to_host);
+    std::printf("%s one page of 8448 B, event to event: kernel %.1f us, memcpy %.1f us\n", to_host ? "D2H" : "H2D", m.microseconds(31, [&] { one.launch(m.copies); }),
+                memcpy_time(m, 8448, to_host, 31));
+  }
   using P = Fp8WithScale<64, 128>;
   auto device = DevicePool<P, Cuda>::make({.pages = 2049}).value();
   auto host = mirror_of(device, 2049).value();
@@ -417,7 +459,7 @@ int main(int argc, char** argv) {
   Machine m;
   if (what == "all" || what == "pages") pages_table(m);
   if (what == "all" || what == "tokens") tokens_table(m);
-  if (what == "all" || what == "beside") beside(m);
+  if (what == "all" || what == "beside" || what == "paced") beside(m, what == "paced");
   if (what == "all" || what == "both") both(m);
   if (what == "all" || what == "submit") submit(m);
   return 0;

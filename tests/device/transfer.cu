@@ -89,6 +89,7 @@ void check_policy() {
     check_pages<P>(1, 40, 1, Arrangement::layer_first, Arrangement::layer_first, options);
     options.engine.layer_events = false;
     check_pages<P>(5, 40, 33, Arrangement::page_first, Arrangement::layer_first, options);
+    options.engine.pace = Pace::gentle;
     options.engine.blocks = 2;
     check_pages<P>(3, 20, 7, Arrangement::layer_first, Arrangement::layer_first, options);
   }

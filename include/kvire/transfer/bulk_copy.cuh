@@ -28,6 +28,12 @@ KVIRE_DEVICE KVIRE_INLINE kstd::uint64_t evict_first() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+/// Nanoseconds, modulo 2^32.
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t nanoseconds() {
+  kstd::uint32_t t;
+  asm volatile("mov.u32 %0, %globaltimer_lo;" : "=r"(t)::"memory");
+  return t;
+}
 KVIRE_DEVICE KVIRE_INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until all but the last `N` groups have read their shared memory.
 template <int N>
@@ -166,6 +172,7 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
   fetch(1);
   int slot = 0;
   kstd::uint32_t parity = 0;
+  [[maybe_unused]] kstd::uint32_t next_write = Finish ? ptx::nanoseconds() : 0;
   for (int block = 0; block * 32 < n; ++block) {
     place(block + 1);
     fetch(block + 2);
@@ -182,6 +189,15 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
         if (word != 0) {
           auto* to = reinterpret_cast<void*>(ptx::load_shared8(entry + 8));
           const kstd::uint32_t from = ring + slot * list.slot_bytes + (word & 15u) * 16;
+          if constexpr (Finish) {
+            if (list.pace != 0) {
+              kstd::uint32_t now = ptx::nanoseconds();
+              while (static_cast<int>(now - next_write) < 0) now = ptx::nanoseconds();
+              // A warp that fell behind may catch up by one write, no more.
+              if (static_cast<int>(now - next_write) > list.pace) next_write = now - list.pace;
+              next_write += list.pace;
+            }
+          }
           ptx::bulk_store(to, from, word & ~15u);
         }
         ptx::bulk_commit();

@@ -20,6 +20,23 @@ struct CopyShape {
   int warps = 0;                      // of a block; 0: by the size of the chunks
   std::int64_t chunk_bytes = 74 * 128;  // a page is cut into chunks of at most so much
   std::int64_t shared_bytes = 76000;    // of a block: leaves room for a compute kernel's block beside it
+  int slots = 32;                       // chunks of a warp in shared memory, at most
+  bool gentle = false;
+  double gigabytes_per_second = 0;      // writes to the host are paced to this; 0: not
+
+  static CopyShape of(Pace pace, bool to_host) {
+    CopyShape shape;
+    if (pace == Pace::full) return shape;
+    shape.gentle = true;
+    shape.blocks = 16;
+    // What a PCIe 5 x16 link drains, nearly: a queue of writes in front of it would hold up everybody's memory traffic. Slower links are paced by
+    // their own acknowledgements.
+    if (to_host) shape.gigabytes_per_second = 49.5;
+    shape.warps = 1;
+    shape.chunk_bytes = 37 * 128;
+    shape.slots = to_host ? 4 : 3;
+    return shape;
+  }
 };
 
 /// Pages of one piece: where, and which.
@@ -49,11 +66,12 @@ struct CopyKernels {
   static constexpr int many = 48;
   static constexpr int small = 256;   // pairs whose ids travel with the launch
   static constexpr int medium = 1024;
-  static constexpr int lag = 1;
 
+  /// `gentle`: one write to the host at a time a warp, instead of two.
   template <int Capacity, int Ids>
-  static auto kernel(bool to_host) {
-    return to_host ? bulk_copy_kernel<Capacity, lag, true, Ids> : bulk_copy_kernel<Capacity, lag, false, Ids>;
+  static auto kernel(bool to_host, bool gentle) {
+    if (!to_host) return bulk_copy_kernel<Capacity, 1, false, Ids>;
+    return gentle ? bulk_copy_kernel<Capacity, 0, true, Ids> : bulk_copy_kernel<Capacity, 1, true, Ids>;
   }
 
  private:
@@ -62,14 +80,14 @@ struct CopyKernels {
     DeviceScope scope(device);
     RelaxedCapture relaxed;
     cudaFuncAttributes attributes{};
-    kernels.error = cudaFuncGetAttributes(&attributes, kernel<few, 0>(false));
+    kernels.error = cudaFuncGetAttributes(&attributes, kernel<few, 0>(false, false));
     kernels.bulk = kernels.error == cudaSuccess && attributes.binaryVersion >= 90;
     if (!kernels.bulk) return kernels;
-    for (const bool to_host : {false, true}) {
-      kernels.allow(reinterpret_cast<const void*>(kernel<few, 0>(to_host)));
-      kernels.allow(reinterpret_cast<const void*>(kernel<few, small>(to_host)));
-      kernels.allow(reinterpret_cast<const void*>(kernel<few, medium>(to_host)));
-      kernels.allow(reinterpret_cast<const void*>(kernel<many, 0>(to_host)));
+    for (const int mode : {0, 2, 3}) {
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, 0>(mode > 1, mode > 2)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<many, 0>(mode > 1, mode > 2)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, small>(mode > 1, mode > 2)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, medium>(mode > 1, mode > 2)));
     }
     return kernels;
   }
@@ -84,7 +102,7 @@ struct CopyKernels {
 };
 
 template <int Capacity, int Ids>
-void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, unsigned blocks, int warps) {
+void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, unsigned blocks, int warps, bool gentle) {
   InlineIds<Ids> ids;
   if constexpr (Ids > 0) {
     std::copy(first.known->from.begin(), first.known->from.end(), ids.from);
@@ -93,7 +111,7 @@ void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const Cop
     (void)first;
   }
   const auto shared = static_cast<std::size_t>(warps * BulkRing::bytes(list.slots, list.slot_bytes));
-  CopyKernels::kernel<Capacity, Ids>(list.to_host != 0)<<<blocks, static_cast<unsigned>(32 * warps), shared, stream.native()>>>(list, ids);
+  CopyKernels::kernel<Capacity, Ids>(list.to_host != 0, gentle)<<<blocks, static_cast<unsigned>(32 * warps), shared, stream.native()>>>(list, ids);
 }
 
 template <int Capacity>
@@ -131,19 +149,20 @@ Status launch_list(Stream<Cuda>& stream, std::span<const CopyRequest> requests, 
     // A warp issues one copy after the other: small chunks need more of them to fill the link.
     const int warps = shape.warps > 0 ? shape.warps : slot < 4096 ? 8 : 2;
     list.slot_bytes = static_cast<std::int32_t>(slot);
-    list.slots = static_cast<std::int32_t>(std::clamp<std::int64_t>(shape.shared_bytes / warps / slot, CopyKernels::lag + 1, BulkRing::max_slots));
+    list.slots = static_cast<std::int32_t>(std::clamp<std::int64_t>(std::min<std::int64_t>(shape.slots, shape.shared_bytes / warps / slot), 2, BulkRing::max_slots));
+    if (shape.gigabytes_per_second > 0) list.pace = static_cast<std::int32_t>(static_cast<double>(slot * shape.blocks * warps) / shape.gigabytes_per_second);
     const CopyRequest& first = requests.front();
     const std::int64_t known = Capacity == CopyKernels::few && first.known != nullptr ? first.pages : CopyKernels::medium + 1;
     if constexpr (Capacity == CopyKernels::few) {
       if (known <= CopyKernels::small) {
-        launch_bulk<Capacity, CopyKernels::small>(stream, list, first, blocks, warps);
+        launch_bulk<Capacity, CopyKernels::small>(stream, list, first, blocks, warps, shape.gentle);
       } else if (known <= CopyKernels::medium) {
-        launch_bulk<Capacity, CopyKernels::medium>(stream, list, first, blocks, warps);
+        launch_bulk<Capacity, CopyKernels::medium>(stream, list, first, blocks, warps, shape.gentle);
       } else {
-        launch_bulk<Capacity, 0>(stream, list, first, blocks, warps);
+        launch_bulk<Capacity, 0>(stream, list, first, blocks, warps, shape.gentle);
       }
     } else {
-      launch_bulk<Capacity, 0>(stream, list, first, blocks, warps);
+      launch_bulk<Capacity, 0>(stream, list, first, blocks, warps, shape.gentle);
     }
   } else {
     vector_copy_kernel<Capacity><<<blocks, 512, 0, stream.native()>>>(list);

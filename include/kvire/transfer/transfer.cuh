@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <span>
@@ -161,7 +162,7 @@ class PieceQueue {
 
  private:
   CopyShape shape() const {
-    CopyShape shape;
+    CopyShape shape = CopyShape::of(options_.pace, to_host_);
     if (options_.blocks > 0) shape.blocks = options_.blocks;
     return shape;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -20,11 +21,12 @@ KVIRE_NAMESPACE_BEGIN
 namespace detail {
 
 /// Tokens side by side on both sides and within one page each: moved together.
-struct TokenRun {
-  std::int64_t from = 0;
-  std::int64_t to = 0;
+struct alignas(16) TokenRun {
+  std::int32_t from_page = 0;
+  std::int32_t to_page = 0;
+  std::uint16_t from_token = 0;
+  std::uint16_t to_token = 0;
   std::int32_t tokens = 0;
-  std::int32_t unused = 0;
 };
 
 struct PageList;
@@ -131,7 +133,8 @@ struct TransferEngine<Cuda> {
         whole->from.push_back(static_cast<std::int32_t>(a / tokens));
         whole->to.push_back(static_cast<std::int32_t>(b / tokens));
       } else {
-        runs->push_back({a, b, static_cast<std::int32_t>(run), 0});
+        runs->push_back({static_cast<std::int32_t>(a / tokens), static_cast<std::int32_t>(b / tokens), static_cast<std::uint16_t>(a % tokens),
+                         static_cast<std::uint16_t>(b % tokens), static_cast<std::int32_t>(run)});
         piece.run_tokens += run;
       }
       i += static_cast<std::size_t>(run);

@@ -17,10 +17,17 @@ enum class EngineChoice : unsigned char {
 /// the link's rate for one long copy, runs of 66 KiB at 72 %; the kernel reaches 91 to 95 % at any page size.
 inline constexpr std::int64_t copy_engine_run_bytes = std::int64_t{1} << 18;
 
+/// How much of the link a kernel takes, and what that costs compute kernels beside it (docs/performance.md has the measured trade).
+enum class Pace : unsigned char {
+  full,    ///< all of it, on as few multiprocessors as that takes
+  gentle,  ///< about four fifths of it: fewer bytes under way at a time, spread over more multiprocessors, and writes to the host paced
+};
+
 template <>
 struct EngineOptions<Cuda> {
   EngineChoice choice = EngineChoice::automatic;
-  int blocks = 0;            ///< multiprocessors that a kernel may use; 0: what the link needs and no more (4 for pages, 8 for tokens)
+  int blocks = 0;            ///< multiprocessors that a kernel may use; 0: what the link needs and no more (4 for pages, 8 for tokens; 16 for gentle ones)
+  Pace pace = Pace::full;
   bool layer_events = true;  ///< false: all layers in one launch with one event, for loads that no gate waits for layer by layer
 };
 
