@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <kvire/layout/policies.hpp>
+#include <kvire/pool/cuda/verify.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 #include <tests/support/cuda_pages.hpp>
 
@@ -85,6 +86,14 @@ TEST_CASE("cuda pools: zeroed, mirrored, filled on free, refused beyond the devi
   CHECK(device.fill_page(DevicePage(0), 0x5A).ok());
   CHECK(kvire_test::page_bytes(device, DevicePage(0), 2) == std::vector<std::byte>(zero.size(), std::byte{0x5A}));
   CHECK(host.verify_padding(HostPage(1)).ok());
+  CHECK(verify_free(device, 0xDD).ok());
+  kvire_test::fill_page(device, freed, 7);  // a write after the free
+  CHECK(contains(verify_free(device, 0xDD).error().message, "page " + std::to_string(freed.value)));
+  using Padded = preset::deepseek_v4::Latent<2>;
+  auto padded = DevicePool<Padded, Cuda>::make({.pages = 3, .name = "latent"}).value();
+  CHECK(verify_padding(padded, DevicePage(1)).ok());
+  kvire_test::fill_page(padded, DevicePage(1), 7);
+  CHECK(contains(verify_padding(padded, DevicePage(1)).error().message, "latent: page 1, layer 0: byte"));
 
   const auto too_much = DevicePool<Keys, Cuda>::make({.layers = 61, .pages = 1 << 30});
   REQUIRE_FALSE(too_much.ok());
