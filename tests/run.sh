@@ -35,6 +35,7 @@ done
 
 packages=(g++=g++ cmake=cmake ninja=ninja-build doctest/doctest.h=doctest-dev CLI/CLI.hpp=libcli11-dev fmt/format.h=libfmt-dev
   nlohmann/json.hpp=nlohmann-json3-dev)
+if wants host; then packages+=(python3=python3); fi  # counts prefix hits apart from the engine
 if wants clang || wants checks; then packages+=(clang++=clang); fi
 if wants bench; then packages+=(benchmark/benchmark.h=libbenchmark-dev cblas.h=libopenblas-dev); fi
 need_packages "${packages[@]}" || exit 1
