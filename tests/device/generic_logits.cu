@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain sparse-logits kernel: the host's bits for every policy, and the reference vectors.
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <string>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference vectors of stores and prologues. Built with and without -use_fast_math, which must change no bit.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>

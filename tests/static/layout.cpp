@@ -18,3 +18,15 @@ static_assert(bundle_fingerprint64<preset::deepseek_v4::Flash<preset::deepseek_v
 // The whole of a 256-token latent page is proven within every compiler's limits.
 static_assert(require_layout<preset::deepseek_v4::Latent<256>>());
 static_assert(require_layout<KvPages<256, 64, 128>>());
+
+// What one page id costs over all entries of a shipped bundle; here and not beside the bundles, since a file that names a bundle checks it anyway.
+namespace v3_2 = preset::deepseek_v3_2;
+static_assert(v3_2::Model<>::require() && v3_2::Model<>::raw_tokens_per_page<space::Full>() == 64);
+static_assert(v3_2::Model<>::page_bytes<space::Full>() == Bytes(61 * (41'984 + 8'448)));
+namespace v4 = preset::deepseek_v4;
+static_assert(v4::Flash<>::require() && v4::Pro<>::require());
+static_assert(v4::Flash<>::raw_tokens_per_page<space::Full>() == 256 && v4::Flash<>::raw_tokens_per_page<space::Window>() == 256);
+static_assert(v4::Flash<v4::IndexKeyFp8>::page_bytes<space::Full>() == Bytes(998'208));
+static_assert(v4::Flash<v4::IndexKeyBf16>::page_bytes<space::Full>() == Bytes(1'164'864));
+static_assert(v4::Flash<v4::IndexKeyFp4>::page_bytes<space::Full>() == Bytes(912'192));
+static_assert(v4::Flash<>::page_bytes<space::Window>() == Bytes(6'439'680 + 1'720'320));

@@ -5,6 +5,15 @@
 
 KVIRE_NAMESPACE_BEGIN
 
+template <class T>
+KVIRE_HD constexpr T min_of(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+KVIRE_HD constexpr T max_of(T a, T b) {
+  return a < b ? b : a;
+}
+
 /// Smallest integer not below a / b. Requires a >= 0 and b > 0.
 template <class T>
 KVIRE_HD constexpr T ceil_div(T a, T b) {

@@ -3,8 +3,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <kvire/base/config.hpp>
@@ -58,23 +60,39 @@ namespace detail {
 template <class T>
 class KVIRE_NODISCARD Result {
  public:
-  Result(T value) : value_(std::move(value)) {}
+  Result(T value) : value_(std::move(value)), ok_(true) {}
   Result(Error error) : error_(std::move(error)) {}
 
-  bool ok() const { return value_.has_value(); }
-  explicit operator bool() const { return ok(); }
+  Result(const Result& other)
+    requires(std::is_copy_constructible_v<T>)
+      : ok_(other.ok_), error_(other.error_) {
+    if (ok_) ::new (static_cast<void*>(&value_)) T(other.value_);
+  }
+  Result(Result&& other) noexcept : ok_(other.ok_), error_(std::move(other.error_)) {
+    if (ok_) ::new (static_cast<void*>(&value_)) T(std::move(other.value_));
+  }
+  Result& operator=(Result other) noexcept {
+    this->~Result();
+    return *::new (static_cast<void*>(this)) Result(std::move(other));
+  }
+  ~Result() {
+    if (ok_) value_.~T();
+  }
+
+  bool ok() const { return ok_; }
+  explicit operator bool() const { return ok_; }
 
   T& value() & {
     require();
-    return *value_;
+    return value_;
   }
   const T& value() const& {
     require();
-    return *value_;
+    return value_;
   }
   T value() && {
     require();
-    return std::move(*value_);
+    return std::move(value_);
   }
   T* operator->() { return &value(); }
   T& operator*() & { return value(); }
@@ -84,9 +102,13 @@ class KVIRE_NODISCARD Result {
 
  private:
   void require() const {
-    if (!value_) detail::die(error_);
+    if (!ok_) detail::die(error_);
   }
-  std::optional<T> value_;
+  // As std::optional<T>, which takes longer to compile than all else here: most files name many results and use few.
+  union {
+    T value_;  // alive if ok_
+  };
+  bool ok_ = false;
   Error error_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
+#include <thread>  // durations and clocks, without the calendars of <chrono>, which take longer to parse than all else here
 #include <type_traits>
 
 #include <kvire/base/config.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <limits>
 #include <mutex>
 
@@ -56,7 +55,7 @@ class Counting {
     }
     ++counts.allocations;
     ++counts.live_allocations;
-    counts.high_water_bytes = std::max(counts.high_water_bytes, counts.live_bytes);
+    if (counts.live_bytes > counts.high_water_bytes) counts.high_water_bytes = counts.live_bytes;
     return memory;
   }
 

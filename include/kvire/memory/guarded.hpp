@@ -3,8 +3,8 @@
 
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <mutex>
+#include <vector>
 
 #include <kvire/memory/resource.hpp>
 
@@ -44,24 +44,25 @@ class Guarded {
     fill(user, GuardPatterns::fresh, bytes);
     fill(user + bytes, GuardPatterns::fence, fence);
     std::lock_guard lock(shared_->mutex);
-    shared_->live.insert_or_assign(user, Live{bytes, alignment});
+    shared_->live.push_back({user, bytes, alignment});
     return user;
   }
 
   void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) {
     {
       std::lock_guard lock(shared_->mutex);
-      const auto it = shared_->live.find(p);
+      auto it = shared_->live.begin();
+      while (it != shared_->live.end() && it->start != p) ++it;
       if (it == shared_->live.end()) {
         return violation({ErrorCode::invalid_argument, name() + ": freed memory that is not allocated (a double or foreign free)"});
       }
-      if (it->second.bytes != bytes || it->second.alignment != alignment) {
+      if (it->bytes != bytes || it->alignment != alignment) {
         violation({ErrorCode::mismatch, name() + ": freed as " + std::to_string(bytes) + " bytes what was allocated as " +
-                                            std::to_string(it->second.bytes)});
-        bytes = it->second.bytes;
-        alignment = it->second.alignment;
+                                            std::to_string(it->bytes)});
+        bytes = it->bytes;
+        alignment = it->alignment;
       }
-      if (auto ok = check_fences(p, it->second); !ok.ok()) violation(ok.error());
+      if (auto ok = check_fences(*it); !ok.ok()) violation(ok.error());
       shared_->live.erase(it);
     }
     const std::int64_t fence = fence_bytes(alignment);
@@ -73,8 +74,8 @@ class Guarded {
   /// from its start.
   Status check() const {
     std::lock_guard lock(shared_->mutex);
-    for (const auto& [p, live] : shared_->live) {
-      if (auto ok = check_fences(p, live); !ok.ok()) return ok;
+    for (const Live& live : shared_->live) {
+      if (auto ok = check_fences(live); !ok.ok()) return ok;
     }
     return {};
   }
@@ -87,12 +88,13 @@ class Guarded {
 
  private:
   struct Live {
+    std::byte* start;
     std::int64_t bytes;
     std::int64_t alignment;
   };
   struct Shared {
     std::mutex mutex;
-    std::map<std::byte*, Live> live;
+    std::vector<Live> live;
     OnViolation on_violation = OnViolation::abort;
     Status last;
   };
@@ -100,12 +102,12 @@ class Guarded {
   static std::int64_t fence_bytes(std::int64_t alignment) { return alignment > 64 ? alignment : 64; }
   static void fill(std::byte* p, unsigned char value, std::int64_t bytes) { std::memset(p, value, static_cast<std::size_t>(bytes)); }
 
-  Status check_fences(const std::byte* p, const Live& live) const {
+  Status check_fences(const Live& live) const {
     const std::int64_t fence = fence_bytes(live.alignment);
     for (std::int64_t i = -fence; i < live.bytes + fence; i = i == -1 ? live.bytes : i + 1) {
-      if (p[i] == static_cast<std::byte>(GuardPatterns::fence)) continue;
+      if (live.start[i] == static_cast<std::byte>(GuardPatterns::fence)) continue;
       char hex[8];
-      std::snprintf(hex, sizeof hex, "0x%02X", static_cast<unsigned>(p[i]));
+      std::snprintf(hex, sizeof hex, "0x%02X", static_cast<unsigned>(live.start[i]));
       return Error{ErrorCode::out_of_range, name() + ": byte " + std::to_string(i) + " of an allocation of " + std::to_string(live.bytes) +
                                                 " bytes was overwritten with " + hex};
     }

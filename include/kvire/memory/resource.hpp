@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -79,44 +80,45 @@ class AnyResource {
 };
 
 /// One allocation, given back when the last owner goes. Move-only.
-class Buffer {
+template <class Resource>
+class BasicBuffer {
  public:
-  Buffer() = default;
-  static Result<Buffer> make(AnyResource resource, std::int64_t bytes, std::int64_t alignment = pool_alignment) {
+  BasicBuffer() = default;
+  static Result<BasicBuffer> make(Resource resource, std::int64_t bytes, std::int64_t alignment = pool_alignment) {
     auto memory = resource.allocate(bytes, alignment);
     if (!memory.ok()) return memory.error();
-    Buffer buffer;
-    buffer.owner_ = std::make_unique<Owner>(Owner{std::move(resource), alignment});
+    BasicBuffer buffer;
+    buffer.resource_ = std::move(resource);
     buffer.data_ = memory.value();
     buffer.bytes_ = bytes;
-    return Result<Buffer>(std::move(buffer));
+    buffer.alignment_ = alignment;
+    return Result<BasicBuffer>(std::move(buffer));
   }
-  Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    Buffer(std::move(other)).swap(*this);
+  BasicBuffer(BasicBuffer&& other) noexcept { swap(other); }
+  BasicBuffer& operator=(BasicBuffer&& other) noexcept {
+    BasicBuffer(std::move(other)).swap(*this);
     return *this;
   }
-  ~Buffer() {
-    if (owner_) owner_->resource.deallocate(data_, bytes_, owner_->alignment);
+  ~BasicBuffer() {
+    if (data_ != nullptr) resource_->deallocate(data_, bytes_, alignment_);
   }
 
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
-  bool zeroed() const { return owner_ && owner_->resource.zeroed(); }
+  bool zeroed() const { return data_ != nullptr && resource_->zeroed(); }
 
  private:
-  struct Owner {
-    AnyResource resource;
-    std::int64_t alignment;
-  };
-  void swap(Buffer& other) noexcept {
-    std::swap(owner_, other.owner_);
+  void swap(BasicBuffer& other) noexcept {
+    std::swap(resource_, other.resource_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(alignment_, other.alignment_);
   }
-  std::unique_ptr<Owner> owner_;
+  std::optional<Resource> resource_;
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
+  std::int64_t alignment_ = 0;
 };
+using Buffer = BasicBuffer<AnyResource>;
 
 KVIRE_NAMESPACE_END

@@ -73,7 +73,7 @@ Status check_adopted(const AdoptOptions& o) {
 template <class P, class Backend, class Side>
 Result<PagePool<P, Backend, Side>> adopt_with(AdoptOptions options, Result<PageLedger<typename Side::page_id, Backend>> ledger) {
   if (!ledger.ok()) return ledger.error();
-  auto slab = Slab::adopt(std::move(options.bases), options.page_stride, static_cast<std::int32_t>(options.pages), P::page_bytes,
+  auto slab = Slab<Backend>::adopt(std::move(options.bases), options.page_stride, static_cast<std::int32_t>(options.pages), P::page_bytes,
                           std::move(options.owner), &BackendMemory<Backend, Side>::fill);
   return pool_access::adopt<P, Backend, Side>(std::move(ledger).value(), std::move(slab), options.name);
 }

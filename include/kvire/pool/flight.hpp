@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <span>
 
+#include <kvire/base/sort.hpp>
 #include <kvire/exec/backend.hpp>
 #include <kvire/pool/ledger_core.hpp>
 
@@ -58,13 +58,6 @@ concept OutsidePages = requires(A& a, std::int32_t page) {
 
 namespace detail {
 
-struct OutsideOwner {
-  virtual ~OutsideOwner() = default;
-  virtual std::int32_t owners(std::int32_t page) = 0;
-  virtual void retain(std::int32_t page) = 0;
-  virtual void release(std::int32_t page) = 0;
-};
-
 template <class Backend>
 class LedgerState;
 
@@ -97,6 +90,13 @@ class LedgerState final : public LedgerCore {
  public:
   using LedgerCore::LedgerCore;
 
+  /// An allocator of OutsidePages.
+  struct OutsideOwner {
+    virtual ~OutsideOwner() = default;
+    virtual std::int32_t owners(std::int32_t page) = 0;
+    virtual void retain(std::int32_t page) = 0;
+    virtual void release(std::int32_t page) = 0;
+  };
   std::unique_ptr<OutsideOwner> outside;
 
   Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream) {
@@ -106,7 +106,7 @@ class LedgerState final : public LedgerCore {
     }
     if (auto ok = pin(page, n); !ok.ok()) return ok.error();
     auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, false};
-    std::sort(flight->pages.begin(), flight->pages.end());
+    detail::sort(flight->pages);
     std::lock_guard lock(mutex_);
     flights_.push_back(flight);
     return flight;
@@ -157,7 +157,7 @@ class LedgerState final : public LedgerCore {
     std::lock_guard lock(mutex_);
     for (const auto* flight : flights_) {
       if (is_final(flight->event.query())) continue;
-      if (std::binary_search(flight->pages.begin(), flight->pages.end(), page)) found.push_back({flight->use, flight->event, flight->stream});
+      if (contains(flight->pages, page)) found.push_back({flight->use, flight->event, flight->stream});
     }
     return found;
   }

@@ -65,7 +65,7 @@ class PageLedger {
   /// copied in; pass a handle or std::ref-like wrapper if it is not one.
   template <OutsidePages Allocator>
   static Result<PageLedger> over(std::string name, Allocator allocator) {
-    struct Outside final : detail::OutsideOwner {
+    struct Outside final : State::OutsideOwner {
       explicit Outside(Allocator a) : allocator(std::move(a)) {}
       std::int32_t owners(std::int32_t page) override { return static_cast<std::int32_t>(allocator.owners(page)); }
       void retain(std::int32_t page) override { allocator.retain(page); }

@@ -28,20 +28,21 @@ namespace detail {
 
 /// The part of a ledger that does not depend on id types or backends: one record a page, a stack of free ids, and the count of everything
 /// that points here (ledger handles, page references, holds). The last of those destroys it, and the memory with it.
-class LedgerCore {
+template <class Lock>
+class BasicLedgerCore {
  public:
-  using Tables = LedgerTables;
+  using Tables = LedgerTables<std::int32_t>;
 
   /// `external`: another allocator owns the pages; only holds are counted here and no page is ever handed out.
-  LedgerCore(std::string name, const char* id_name, Tables tables, bool external)
+  BasicLedgerCore(std::string name, const char* id_name, Tables tables, bool external)
       : external_(external), pages_(static_cast<std::int32_t>(tables.lives.size())), name_(std::move(name)), id_name_(id_name), tables_(std::move(tables)) {
     if (external) return;
     // Lowest ids first, as a stack; page 0 is the null page and is never on it.
     for (std::int32_t page = pages_ - 1; page > null_page; --page) tables_.free[free_count_++] = page;
   }
-  LedgerCore(const LedgerCore&) = delete;
-  LedgerCore& operator=(const LedgerCore&) = delete;
-  virtual ~LedgerCore() = default;
+  BasicLedgerCore(const BasicLedgerCore&) = delete;
+  BasicLedgerCore& operator=(const BasicLedgerCore&) = delete;
+  virtual ~BasicLedgerCore() = default;
 
   const std::string& name() const { return name_; }
   std::int32_t pages() const { return pages_; }
@@ -198,14 +199,14 @@ class LedgerCore {
   /// Only while the ledger is being set up, before other threads know it.
   void attach(std::shared_ptr<PageMemory> memory) {
     wants_freed_ = wants_freed_ || memory->wants_freed();
-    memories_.push_back(std::move(memory));
+    memories_.push_back({std::move(memory)});
   }
 
   std::string prefix(std::int32_t page) const { return "pool " + name_ + ": " + id_name_ + " " + std::to_string(page) + " "; }
 
  private:
-  LedgerTables::Life& at(std::int32_t page) { return tables_.lives[page]; }
-  LedgerTables::Rare& rare(std::int32_t page) { return tables_.rare[page]; }
+  Tables::Life& at(std::int32_t page) { return tables_.lives[page]; }
+  Tables::Rare& rare(std::int32_t page) { return tables_.rare[page]; }
 
   // The next free page, owned once. Under the lock.
   std::int32_t pop() {
@@ -224,7 +225,7 @@ class LedgerCore {
 
   // True if the page is free now. Under the lock.
   bool drop_owner(std::int32_t page) {
-    LedgerTables::Life& life = at(page);
+    Tables::Life& life = at(page);
     if (--life.owners > 0) return false;
     ++life.generation;
     if (life.held == 0) return true;
@@ -236,7 +237,7 @@ class LedgerCore {
   void make_free(std::int32_t page) {
     if (wants_freed_) {
       lock_.unlock();
-      for (const auto& memory : memories_) memory->page_freed(page);
+      for (const Attached& attached : memories_) attached.memory->page_freed(page);
       lock_.lock();
     }
     tables_.free[free_count_++] = page;
@@ -261,7 +262,7 @@ class LedgerCore {
     return {};
   }
 
-  SpinLock lock_;
+  Lock lock_;
   std::int64_t anchors_ = 0;
   std::int32_t draining_ = 0;
   std::int32_t free_count_ = 0;
@@ -271,8 +272,12 @@ class LedgerCore {
   std::string name_;
   const char* id_name_;
   Tables tables_;
-  std::vector<std::shared_ptr<PageMemory>> memories_;
+  struct Attached {
+    std::shared_ptr<PageMemory> memory;
+  };
+  std::vector<Attached> memories_;
 };
+using LedgerCore = BasicLedgerCore<SpinLock>;
 
 }  // namespace detail
 

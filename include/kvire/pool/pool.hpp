@@ -120,7 +120,7 @@ class PagePool {
 
  private:
   friend struct pool_access;
-  PagePool(Ledger ledger, std::shared_ptr<detail::Slab> slab, std::string name, Arrangement arrangement, bool adopted)
+  PagePool(Ledger ledger, std::shared_ptr<detail::Slab<Backend>> slab, std::string name, Arrangement arrangement, bool adopted)
       : ledger_(std::move(ledger)), slab_(std::move(slab)), name_(std::move(name)), arrangement_(arrangement), adopted_(adopted) {}
 
   // Options are checked but for the sizes; `layers` may be 0 here (an entry of a bundle that no kept layer owns).
@@ -131,7 +131,7 @@ class PagePool {
     const detail::SlabShape shape{options.layers, options.pages, P::page_bytes, align_up(P::page_bytes, options.page_multiple),
                                   options.arrangement};
     using Memory = BackendMemory<Backend, Side>;
-    auto slab = detail::Slab::make(options.name, shape, options.memory ? *options.memory : Memory::resource(shape.page_stride),
+    auto slab = detail::Slab<Backend>::make(options.name, shape, options.memory ? *options.memory : Memory::resource(shape.page_stride),
                                    &Memory::fill);
     if (!slab.ok()) return slab.error();
     slab.value()->fill_on_free = options.fill_on_free;
@@ -144,7 +144,7 @@ class PagePool {
   }
 
   Ledger ledger_;
-  std::shared_ptr<detail::Slab> slab_;
+  std::shared_ptr<detail::Slab<Backend>> slab_;
   std::string name_;
   Arrangement arrangement_;
   bool adopted_;
@@ -183,7 +183,7 @@ struct pool_access {
     return PagePool<P, B, S>::make_in(std::move(ledger), options);
   }
   template <class P, class B, class S>
-  static PagePool<P, B, S> adopt(PageLedger<typename S::page_id, B> ledger, std::shared_ptr<detail::Slab> slab, std::string name) {
+  static PagePool<P, B, S> adopt(PageLedger<typename S::page_id, B> ledger, std::shared_ptr<detail::Slab<B>> slab, std::string name) {
     ledger.attach_memory(slab);
     return PagePool<P, B, S>(std::move(ledger), std::move(slab), std::move(name), Arrangement::layer_first, true);
   }

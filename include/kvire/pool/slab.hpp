@@ -54,6 +54,7 @@ struct SlabShape {
 };
 
 /// Pages of one policy for some layers: a base per layer and a page stride. Owns the bytes, or whatever keeps foreign bytes alive.
+template <class Backend>
 class Slab final : public PageMemory {
  public:
   using Fill = Status (*)(std::byte*, unsigned char, std::int64_t);

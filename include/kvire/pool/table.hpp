@@ -38,6 +38,7 @@ class Table {
 };
 
 /// What a ledger looks up by page id: made apart, since it can fail.
+template <class PageIndex>
 struct LedgerTables {
   // Eight bytes a page are touched when it is allocated and freed; the rest has a table of its own, which stays out of the cache.
   struct Life {
@@ -52,12 +53,12 @@ struct LedgerTables {
 
   Table<Life> lives;
   Table<Rare> rare;
-  Table<std::int32_t> free;
+  Table<PageIndex> free;
 
   static Result<LedgerTables> make(std::int64_t pages) {
     auto lives = Table<Life>::make(pages);
     auto rare = Table<Rare>::make(pages);
-    auto free = Table<std::int32_t>::make(pages);
+    auto free = Table<PageIndex>::make(pages);
     if (!lives.ok()) return lives.error();
     if (!rare.ok()) return rare.error();
     if (!free.ok()) return free.error();

@@ -48,9 +48,6 @@ struct Entries {
 template <class IndexKey = IndexKeyFp8>
 struct Model : Entries<IndexKey>, Entries<IndexKey>::Bundle {};
 
-static_assert(Model<>::require() && Model<>::raw_tokens_per_page<space::Full>() == 64);
-static_assert(Model<>::page_bytes<space::Full>() == Bytes(61 * (41'984 + 8'448)));
-
 }  // namespace preset::deepseek_v3_2
 
 KVIRE_NAMESPACE_END

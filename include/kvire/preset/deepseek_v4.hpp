@@ -93,13 +93,6 @@ struct Flash : Entries<FlashSchedule, IndexKey>, Entries<FlashSchedule, IndexKey
 template <class IndexKey = IndexKeyFp8>
 struct Pro : Entries<ProSchedule, IndexKey>, Entries<ProSchedule, IndexKey>::Bundle {};
 
-static_assert(Flash<>::require() && Pro<>::require());
-static_assert(Flash<>::raw_tokens_per_page<space::Full>() == 256 && Flash<>::raw_tokens_per_page<space::Window>() == 256);
-static_assert(Flash<IndexKeyFp8>::page_bytes<space::Full>() == Bytes(998'208));
-static_assert(Flash<IndexKeyBf16>::page_bytes<space::Full>() == Bytes(1'164'864));
-static_assert(Flash<IndexKeyFp4>::page_bytes<space::Full>() == Bytes(912'192));
-static_assert(Flash<>::page_bytes<space::Window>() == Bytes(6'439'680 + 1'720'320));
-
 }  // namespace preset::deepseek_v4
 
 KVIRE_NAMESPACE_END

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include <kvire/base/result.hpp>
+#include <kvire/base/sort.hpp>
 #include <kvire/exec/backend.hpp>
 #include <kvire/pool/view.hpp>
 
@@ -197,7 +196,7 @@ struct kernel_access {
   template <class P, class B>
   static bool covers(const WriteLease<P, B>& lease, std::int32_t page) {
     const auto& pages = lease.state_->pages;
-    return lease.state_->any_page || std::binary_search(pages.begin(), pages.end(), page);
+    return lease.state_->any_page || detail::contains(pages, page);
   }
 
   /// The pages that a write lease is limited to, ascending; null if to none in particular. For kernels that cannot ask page by page.

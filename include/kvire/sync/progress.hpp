@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -69,7 +68,7 @@ class LoadProgress {
   /// Fails the waiters of `position` and of all later ones, for good. A later call matters only if it names an earlier position.
   void fail(int position, Error error) {
     std::lock_guard lock(mutex_);
-    const auto from = static_cast<std::size_t>(std::max(position, 0));
+    const auto from = static_cast<std::size_t>(position > 0 ? position : 0);
     if (from >= failed_from_) return;
     for (std::size_t i = from; i < failed_from_; ++i) layers_[i].state = LayerState::failed;
     failed_from_ = from;
@@ -81,7 +80,7 @@ class LoadProgress {
   void drop() {
     {
       std::lock_guard lock(mutex_);
-      if (std::none_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.state == LayerState::unissued; })) return;
+      if (first_unissued() == layers()) return;
     }
     fail(0, Error{ErrorCode::failed, "transfer '" + name_ + "' was dropped before it was issued: its layers will never arrive"});
   }
@@ -115,10 +114,6 @@ class LoadProgress {
   /// only if no position at all can arrive any more.
   Status wait_issued(Deadline deadline) const {
     std::unique_lock lock(mutex_);
-    const auto first_unissued = [&] {
-      const auto it = std::find_if(layers_.begin(), layers_.end(), [](const Layer& l) { return l.state == LayerState::unissued; });
-      return static_cast<int>(it - layers_.begin());
-    };
     if (!wait_until(lock, deadline, [&] { return first_unissued() == layers(); })) {
       return Error{ErrorCode::timeout, "transfer '" + name_ + "': " + label(first_unissued()) + " had not been issued when the deadline passed"};
     }
@@ -165,6 +160,13 @@ class LoadProgress {
     if (deadline != no_deadline) return changed_.wait_until(lock, deadline, done);
     changed_.wait(lock, done);
     return true;
+  }
+
+  // Under the mutex. layers() if there is none.
+  int first_unissued() const {
+    int position = 0;
+    while (position < layers() && layers_[static_cast<std::size_t>(position)].state != LayerState::unissued) ++position;
+    return position;
   }
 
   std::string label(int position) const { return "layer " + std::to_string(labels_[static_cast<std::size_t>(position)]); }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -68,7 +67,7 @@ class Step {
     }
     if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
     for (const auto page : pages) lease->pages.push_back(page.value);
-    std::sort(lease->pages.begin(), lease->pages.end());
+    detail::sort(lease->pages);
     lease->any_page = false;
     queue(*lease);
     return Result<WriteLease<P, B>>(detail::LeaseMaker::write<P, B>(pool_access::view(pool, slot), std::move(lease)));
@@ -154,7 +153,7 @@ class Step {
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
     for (const auto page : pages) ids.push_back(page.value);
-    std::sort(ids.begin(), ids.end());
+    detail::sort(ids);
     const Event<Backend> own = lease.begin();
     auto hold = ledger.hold(pages, use, own, lease.stream);
     if (!hold.ok()) return hold.error();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include <kvire/base/ints.hpp>
 #include <kvire/exec/host/parallel.hpp>
 #include <kvire/pool/view.hpp>
 #include <kvire/transfer/digest.hpp>
@@ -69,7 +69,7 @@ inline bool can_stream(const std::byte*) { return false; }
 
 /// Items a chunk, of items of so many bytes: chunks of equal size, none of them small.
 inline std::int64_t grain_of(std::int64_t items, std::int64_t bytes) {
-  return ceil_div(items, std::max<std::int64_t>(1, items * bytes / copy_grain_bytes));
+  return ceil_div(items, max_of<std::int64_t>(1, items * bytes / copy_grain_bytes));
 }
 
 /// Pages from[i] to pages to[i]. Neighbours on both sides move together where nothing lies between them. `streaming`: see streaming_bytes.
@@ -113,7 +113,7 @@ void copy_rows(PageView<P, Host> to, std::span<const std::int64_t> to_slots, Con
     for (std::int64_t i = begin; i < end;) {
       const std::int64_t a = from_slots[static_cast<std::size_t>(i)];
       const std::int64_t b = to_slots[static_cast<std::size_t>(i)];
-      const std::int64_t room = tokens - std::max(a % tokens, b % tokens);
+      const std::int64_t room = tokens - max_of(a % tokens, b % tokens);
       std::int64_t run = 1;
       while (run < room && i + run < end && from_slots[static_cast<std::size_t>(i + run)] == a + run && to_slots[static_cast<std::size_t>(i + run)] == b + run) ++run;
       if (run == 1 && i + rows_ahead < end) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -150,7 +148,8 @@ class TransferBuilder {
           return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
                                             std::to_string(page) + " (" + flight.event.label() + ") has not been issued"};
         }
-        const bool known = std::any_of(waits.begin(), waits.end(), [&event = flight.event](const auto& wait) { return wait.event == event; });
+        bool known = false;
+        for (const auto& wait : waits) known = known || wait.event == flight.event;
         if (!known) waits.push_back({flight.event, destination});
       }
       return {};
@@ -167,7 +166,7 @@ class TransferBuilder {
   }
 
   PreparedTransfer<Backend> finish() {
-    std::stable_sort(transfer_.pieces_.begin(), transfer_.pieces_.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
+    sort(transfer_.pieces_, [](const auto& a, const auto& b) { return a.position < b.position; });
     return std::move(transfer_);
   }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include <kvire/base/ints.hpp>
 #include <kvire/transfer/plan.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -42,13 +42,14 @@ struct MovedCount {
 };
 
 /// Sums of what transfers moved; pass one in TransferOptions to sum over many. Thread-safe.
-class TransferStats {
+template <class Count>
+class BasicTransferStats {
  public:
-  void add(const MovedCount& moved) {
+  void add(const Count& moved) {
     std::lock_guard lock(mutex_);
-    for (MovedCount& count : counts_) {
+    for (Count& count : counts_) {
       if (count.entry != moved.entry || count.granularity != moved.granularity || count.engine != moved.engine) continue;
-      count.sms = std::max(count.sms, moved.sms);
+      count.sms = max_of(count.sms, moved.sms);
       count.copies += moved.copies;
       count.pages += moved.pages;
       count.tokens += moved.tokens;
@@ -58,20 +59,21 @@ class TransferStats {
     counts_.push_back(moved);
   }
 
-  std::vector<MovedCount> counts() const {
+  std::vector<Count> counts() const {
     std::lock_guard lock(mutex_);
     return counts_;
   }
   std::int64_t bytes() const {
     std::lock_guard lock(mutex_);
     std::int64_t n = 0;
-    for (const MovedCount& count : counts_) n += count.bytes;
+    for (const Count& count : counts_) n += count.bytes;
     return n;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<MovedCount> counts_;
+  std::vector<Count> counts_;
 };
+using TransferStats = BasicTransferStats<MovedCount>;
 
 KVIRE_NAMESPACE_END

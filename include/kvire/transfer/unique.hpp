@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>
 
-#include <kvire/base/config.hpp>
+#include <kvire/base/sort.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -23,13 +22,18 @@ struct UniqueIds {
 template <class Int>
 UniqueIds<Int> unique_ids(const std::vector<Int>& list, std::int64_t bound) {
   UniqueIds<Int> out;
-  const bool inside = std::all_of(list.begin(), list.end(), [&](Int id) { return id >= 0 && id < bound; });
+  bool inside = true;
+  for (const Int id : list) inside = inside && id >= 0 && id < bound;
   if (!inside || bound / 64 > 8 * static_cast<std::int64_t>(list.size())) {
-    out.ids = list;
-    std::sort(out.ids.begin(), out.ids.end());
-    const auto repeated = std::adjacent_find(out.ids.begin(), out.ids.end());
-    if (repeated != out.ids.end()) out.twice = *repeated;
-    out.ids.erase(std::unique(out.ids.begin(), out.ids.end()), out.ids.end());
+    std::vector<Int> sorted = list;
+    sort(sorted);
+    for (const Int id : sorted) {
+      if (out.ids.empty() || out.ids.back() != id) {
+        out.ids.push_back(id);
+      } else if (out.twice < 0) {
+        out.twice = id;
+      }
+    }
     return out;
   }
   std::vector<std::uint64_t> seen(static_cast<std::size_t>(bound / 64 + 1));

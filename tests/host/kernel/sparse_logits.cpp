@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include <kvire/preset/deepseek_v3_2.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 

@@ -7,6 +7,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include <kvire/layout/policies.hpp>
 
 using namespace kvire;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <tests/support/golden.hpp>
 #include <tests/support/key_case.hpp>
 #include <tests/support/layouts.hpp>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/transfer/transfer.hpp>
 #include <tests/support/pages.hpp>

@@ -20,7 +20,7 @@ class BasicThreadPool {
  public:
   /// A pool in which `threads` threads compute, the caller included; so `threads - 1` are started. 0 or less: one per core.
   explicit BasicThreadPool(int threads = 0) {
-    if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    if (threads <= 0) threads = static_cast<int>(max_of(1u, std::thread::hardware_concurrency()));
     for (int t = 1; t < threads; ++t) workers_.emplace_back([this] { serve(); });
   }
   BasicThreadPool(const BasicThreadPool&) = delete;
@@ -43,7 +43,7 @@ class BasicThreadPool {
     if (n <= 0) return;
     if (grain < 1) grain = 1;
     const std::int64_t chunks = ceil_div(n, grain);
-    const auto chunk = [&](std::int64_t c) { f(c * grain, std::min(n, (c + 1) * grain)); };
+    const auto chunk = [&](std::int64_t c) { f(c * grain, min_of(n, (c + 1) * grain)); };
     if (chunks == 1 || workers_.empty()) {
       for (std::int64_t c = 0; c < chunks; ++c) chunk(c);
       return;
@@ -118,7 +118,7 @@ BasicThreadPool<Backend>& process_threads() {
 /// `ThreadPool::run` on the process-wide pool; small work (one chunk) runs in the caller without touching it.
 template <class F, HostTag Backend = Host>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
-  if (n <= std::max<std::int64_t>(grain, 1)) {
+  if (n <= max_of<std::int64_t>(grain, 1)) {
     if (n > 0) f(std::int64_t{0}, n);
     return;
   }
