@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,7 +28,7 @@ struct Tensor {
     requires(!std::is_const_v<T> && std::is_same_v<U, const T>)
   operator Tensor<U, Rank>() const {
     Tensor<U, Rank> out{data, {}};
-    std::copy(extent, extent + Rank, out.extent);
+    for (int i = 0; i < Rank; ++i) out.extent[i] = extent[i];
     return out;
   }
 };

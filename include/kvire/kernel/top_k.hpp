@@ -82,22 +82,23 @@ inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<
 ///
 /// A NaN score is never selected, and counted: a row of NaN alone gives -1 alone. Error, with nothing queued, where extents disagree, k is 0,
 /// or a length is out of bounds. Everything but `lengths` is read when the work runs and must live until then.
-inline Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Host>& stream,
-                    TopKOptions options = {}) {
+template <HostTag Backend>
+Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Backend>& stream,
+             TopKOptions options = {}) {
   auto checked = check_top_k(scores, lengths, selected, options);
   if (!checked.ok()) return checked.error();
   stream.launch([args = checked.value(), options, owned = detail::own(lengths)]() mutable -> Status {
     args.lengths = owned.data();
     TopKCounts ignored;
-    return simd::TopK(args, options.level).run(options.counts != nullptr ? *options.counts : ignored);
+    return simd::TopK<Backend>(args, options.level).run(options.counts != nullptr ? *options.counts : ignored);
   });
   return {};
 }
 
 /// The same with k given in the code: `selected` must be [batch][next_n][K].
-template <int K>
+template <int K, HostTag Backend>
   requires(K > 0)
-Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Host>& stream,
+Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Backend>& stream,
              TopKOptions options = {}) {
   if (selected.extent[2] != K) {
     return Error{ErrorCode::mismatch, "top_k: selected has " + std::to_string(selected.extent[2]) + " slots a row, k is " + std::to_string(K)};

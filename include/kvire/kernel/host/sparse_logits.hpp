@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <new>
 
+#include <kvire/base/ints.hpp>
 #include <kvire/base/result.hpp>
+#include <kvire/base/sort.hpp>
 #include <kvire/exec/host/parallel.hpp>
+#include <kvire/kernel/host/heap_array.hpp>
 #include <kvire/kernel/host/key_rows.hpp>
 #include <kvire/kernel/host/panel.hpp>
 
@@ -16,6 +16,7 @@ KVIRE_NAMESPACE_BEGIN
 namespace simd {
 
 /// Sparse logits of all rows, on all cores. The arguments are checked already (kernel/sparse_logits.hpp does).
+template <HostTag Backend = Host>
 class SparseLogits {
  public:
   SparseLogits(const body::SparseLogitsArgs& args, const KeyFormat& format, SimdLevel level)
@@ -61,9 +62,7 @@ class SparseLogits {
   // [query row][block of heads][dim][heads of a block], zero beyond the last head.
   bool pack_queries() {
     const std::int64_t rows = std::int64_t(args_.batch) * args_.next_n;
-    packed_.reset(new (std::nothrow) float[static_cast<std::size_t>(rows * packed_row())]);
-    short_queries_.reset(new (std::nothrow) bool[static_cast<std::size_t>(rows)]);
-    if (!packed_ || !short_queries_) return false;
+    if (!packed_.allocate(rows * packed_row()) || !short_queries_.allocate(rows)) return false;
     parallel_for(rows, 4, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         float* to = packed_.get() + row * packed_row();
@@ -99,18 +98,19 @@ class SparseLogits {
 
   // Panels start at multiples of their size within a row.
   bool cut_rows() {
-    first_panel_.reset(new (std::nothrow) std::int64_t[static_cast<std::size_t>(args_.batch) + 1]);
-    if (!first_panel_) return false;
+    if (!first_panel_.allocate(std::int64_t(args_.batch) + 1)) return false;
     first_panel_[0] = 0;
     for (std::int64_t row = 0; row < args_.batch; ++row) first_panel_[row + 1] = first_panel_[row] + ceil_div<std::int64_t>(args_.longest(row), kernel_.tokens);
     return true;
   }
 
   bool score_panels(std::int64_t begin, std::int64_t end) {
-    const std::unique_ptr<Line[]> panel_memory(new (std::nothrow) Line[static_cast<std::size_t>(ceil_div(kernel_.tokens * format_.dim, line_floats))]);
+    const HeapArray<Line> panel_memory(ceil_div(kernel_.tokens * format_.dim, line_floats));
     if (!panel_memory) return false;
     LogitsCounts counts;
-    std::int64_t row = std::upper_bound(first_panel_.get(), first_panel_.get() + args_.batch + 1, begin) - first_panel_.get() - 1;
+    // The last row that starts at or before the first panel.
+    const auto rows_before = detail::lower_bound(first_panel_.get(), static_cast<std::size_t>(args_.batch) + 1, begin + 1);
+    auto row = static_cast<std::int64_t>(rows_before) - 1;
     for (std::int64_t panel = begin; panel < end; ++panel) {
       while (panel >= first_panel_[row + 1]) ++row;
       score_panel(row, (panel - first_panel_[row]) * kernel_.tokens, panel_memory[0].values, counts);
@@ -120,13 +120,13 @@ class SparseLogits {
   }
 
   void score_panel(std::int64_t row, std::int64_t first, float* panel, LogitsCounts& counts) {
-    const int count = static_cast<int>(std::min<std::int64_t>(kernel_.tokens, args_.longest(row) - first));
+    const int count = static_cast<int>(min_of<std::int64_t>(kernel_.tokens, args_.longest(row) - first));
     PanelToken token[most_panel_tokens];
     float scale[most_panel_tokens];
     for (int t = 0; t < count;) {
       const std::int64_t entry = (first + t) / format_.tokens_per_page;
       const int from = static_cast<int>((first + t) % format_.tokens_per_page);
-      const int many = std::min(format_.tokens_per_page - from, count - t);
+      const int many = min_of(format_.tokens_per_page - from, count - t);
       const std::int32_t id = args_.page_table[row * args_.max_pages + entry];
       if (from == 0 && id >= args_.page_count) ++counts.bad_pages;
       const std::byte* page = id >= 0 && id < args_.page_count ? args_.page(id) : nullptr;
@@ -140,7 +140,7 @@ class SparseLogits {
     const bool short_keys = kernel_.wants_short_products && are_short(panel, std::int64_t(format_.dim) * kernel_.tokens);
     for (std::int32_t n = 0; n < args_.next_n; ++n) {
       const std::int64_t query_row = row * args_.next_n + n;
-      const std::int64_t visible = std::min<std::int64_t>(count, args_.visible(row, n) - first);
+      const std::int64_t visible = min_of<std::int64_t>(count, args_.visible(row, n) - first);
       if (visible <= 0) continue;
       alignas(64) float sums[most_panel_tokens];
       kernel_.sums(packed_.get() + query_row * packed_row(), args_.weights + query_row * args_.heads, panel, args_.heads, format_.dim,
@@ -156,9 +156,9 @@ class SparseLogits {
   KeyFormat format_;
   SimdLevel level_;
   PanelKernel kernel_;
-  std::unique_ptr<float[]> packed_;
-  std::unique_ptr<bool[]> short_queries_;
-  std::unique_ptr<std::int64_t[]> first_panel_;
+  HeapArray<float> packed_;
+  HeapArray<bool> short_queries_;
+  HeapArray<std::int64_t> first_panel_;
   std::atomic<std::int64_t> nan_logits_{0};
   std::atomic<std::int64_t> bad_pages_{0};
 };

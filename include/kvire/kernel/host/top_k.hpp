@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <new>
 
 #include <kvire/base/result.hpp>
+#include <kvire/base/sort.hpp>
 #include <kvire/exec/host/parallel.hpp>
 #include <kvire/kernel/body/top_k.hpp>
+#include <kvire/kernel/host/heap_array.hpp>
 #include <kvire/kernel/host/level.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 namespace simd {
 
 /// Top-k of all rows, one row a core. The same answer as body::top_k, to the slot: it finds the k-th key in three digits instead of 32 bits.
+template <HostTag Backend = Host>
 class TopK {
  public:
   TopK(const body::TopKArgs& args, SimdLevel level) : args_(args), level_(level) {}
@@ -23,10 +23,9 @@ class TopK {
   /// Error exhausted: no memory for a row's keys.
   Status run(TopKCounts& counts) {
     const std::int64_t rows = std::int64_t(args_.batch) * args_.next_n;
-    std::unique_ptr<std::int32_t[]> scratch;
+    HeapArray<std::int32_t> scratch;
     if (level_ == SimdLevel::plain && args_.order == TopKOrder::by_score) {
-      scratch.reset(new (std::nothrow) std::int32_t[static_cast<std::size_t>(rows * args_.k)]);
-      if (!scratch) return no_memory();
+      if (!scratch.allocate(rows * args_.k)) return no_memory();
       args_.scratch = scratch.get();
     }
     std::atomic<bool> exhausted{false};
@@ -61,7 +60,7 @@ class TopK {
     std::int64_t candidates = 0;
     const std::int64_t step = args_.page_table != nullptr ? args_.tokens_per_page : length;
     for (std::int64_t first = 0; first < length; first += step) {
-      const std::int64_t end = std::min(first + step, length);
+      const std::int64_t end = min_of(first + step, length);
       bool masked = false;
       if (args_.page_table != nullptr) {
         const std::int32_t id = args_.entry(row, first);
@@ -82,7 +81,7 @@ class TopK {
   static std::uint32_t find_threshold(const std::uint32_t* keys, std::int64_t length, std::int64_t wanted, std::int64_t& ties) {
     std::uint32_t prefix = 0;
     for (int top = 32; top > 0;) {
-      const int bits_here = std::min(top, digit_bits);
+      const int bits_here = min_of(top, digit_bits);
       const int shift = top - bits_here;
       std::int64_t counts[digits] = {};
       for (std::int64_t i = 0; i < length; ++i) {
@@ -101,10 +100,10 @@ class TopK {
   bool select(std::int64_t row, TopKCounts& found) const {
     const std::int64_t length = args_.visible(row);
     std::int32_t* selected = args_.selected + row * args_.k;
-    const std::unique_ptr<std::uint32_t[]> keys(new (std::nothrow) std::uint32_t[static_cast<std::size_t>(length) + 1]);
+    const HeapArray<std::uint32_t> keys(length + 1);
     if (!keys) return false;
     const std::int64_t candidates = find_keys(row, length, keys.get(), found);
-    const std::int64_t wanted = std::min<std::int64_t>(candidates, args_.k);
+    const std::int64_t wanted = min_of<std::int64_t>(candidates, args_.k);
 
     std::uint32_t threshold = 0;
     std::int64_t ties = 0;
@@ -116,10 +115,12 @@ class TopK {
         selected[done++] = static_cast<std::int32_t>(i);
       }
     }
-    std::fill(selected + wanted, selected + args_.k, -1);
+    for (std::int64_t j = wanted; j < args_.k; ++j) selected[j] = -1;
 
     if (args_.order == TopKOrder::by_score) {
-      std::sort(selected, selected + wanted, [&](std::int32_t a, std::int32_t b) { return keys[a] != keys[b] ? keys[a] > keys[b] : a < b; });
+      std::vector<std::int32_t> ranked(selected, selected + wanted);
+      detail::sort(ranked, [&](std::int32_t a, std::int32_t b) { return keys[a] > keys[b]; });  // stable: the lower position first
+      for (std::int64_t j = 0; j < wanted; ++j) selected[j] = ranked[static_cast<std::size_t>(j)];
     }
     if (args_.translate) {
       for (std::int64_t j = 0; j < wanted; ++j) {
