@@ -261,14 +261,19 @@ class Bench {
   std::vector<int> order_;
 };
 
-template <class P, int NextN, int Stages, int Ctas, int Together = 1>
+template <class P, int NextN, int Stages, int Ctas, int Together = 1, bool Firm = false>
 Variant variant(const char* name, bool overlap = false) {
-  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Together>>, overlap};
+  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Together, Firm>>, overlap};
 }
 
 template <class P, int NextN>
-Variant portable() {
-  return {"portable", [](const sm90::LogitsArguments& a, int sms, cudaStream_t s, bool) { return sm80::launch_logits<P, Bench<P>::query, 64, NextN>(a, sms, s); }};
+Variant usual(const char* name, bool overlap = false) {
+  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN>, overlap};
+}
+
+template <class P, int NextN, int Tiles, int Ctas>
+Variant portable(const char* name) {
+  return {name, [](const sm90::LogitsArguments& a, int sms, cudaStream_t s, bool) { return sm80::launch_logits<P, Bench<P>::query, 64, NextN, Tiles, Ctas>(a, sms, s); }};
 }
 
 }  // namespace
@@ -303,40 +308,40 @@ int main(int argc, char** argv) {
   const Shape big{"64 x 32k", uniform(64, 32768)};
   if (what == "all" || what == "fp8") {
     Bench<Fp8> bench(timer);
-    const std::vector<Variant> one = {variant<Fp8, 1, 3, 4>("3x4"), variant<Fp8, 1, 2, 4>("2x4"), variant<Fp8, 1, 2, 5>("2x5"), variant<Fp8, 1, 3, 4>("3x4pdl", true)};
-    const std::vector<Variant> two = {variant<Fp8, 2, 3, 4>("3x4"), variant<Fp8, 2, 2, 4>("2x4"), variant<Fp8, 2, 3, 3, 2>("3x3t2"), variant<Fp8, 2, 3, 4>("3x4pdl", true)};
+    const std::vector<Variant> one = {usual<Fp8, 1>("kvire"), usual<Fp8, 1>("dependent launch", true)};
+    const std::vector<Variant> two = {usual<Fp8, 2>("kvire"), usual<Fp8, 2>("dependent launch", true)};
     for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
     for (const Shape& s : ragged) bench.run(s, 1, one, "fp8");
     for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
   }
   if (what == "profile") {  // two launches worth a profiler's look
     Bench<Fp8> bench(timer);
-    bench.run(big, 2, {variant<Fp8, 2, 3, 4>("3x4")}, "fp8");
-    bench.run(big, 1, {variant<Fp8, 1, 3, 4>("3x4")}, "fp8");
+    bench.run(big, 2, {usual<Fp8, 2>("kvire")}, "fp8");
+    bench.run(big, 1, {usual<Fp8, 1>("kvire")}, "fp8");
   }
   if (what == "all" || what == "portable") {
     Bench<Fp8> bench(timer);
-    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, {portable<Fp8, 1>()}, "fp8");
-    bench.run(big, 2, {portable<Fp8, 2>()}, "fp8");
+    for (const Shape& s : {shapes[0], big}) bench.run(s, 1, {portable<Fp8, 1, 2, 2>("portable"), portable<Fp8, 1, 3, 2>("port3x2"), portable<Fp8, 1, 4, 2>("port4x2")}, "fp8");
+    bench.run(big, 2, {portable<Fp8, 2, 2, 2>("portable")}, "fp8");
   }
   if (what == "all" || what == "portable") {
     Bench<Bf16> bench(timer);
-    for (const Shape& s : {shapes[0], shapes[4], big}) bench.run(s, 1, {portable<Bf16, 1>()}, "bf16");
+    for (const Shape& s : {shapes[0], big}) bench.run(s, 1, {portable<Bf16, 1, 1, 3>("portable"), portable<Bf16, 1, 2, 2>("port2x2")}, "bf16");
   }
   if (what == "all" || what == "portable") {
     Bench<Fp4> bench(timer);
-    bench.run(big, 1, {portable<Fp4, 1>()}, "fp4");
+    bench.run(big, 1, {portable<Fp4, 1, 2, 2>("portable")}, "fp4");
   }
   if (what == "all" || what == "bf16") {
     Bench<Bf16> bench(timer);
-    const std::vector<Variant> one = {variant<Bf16, 1, 3, 3>("3x3"), variant<Bf16, 1, 5, 2>("5x2"), variant<Bf16, 1, 3, 3>("3x3pdl", true)};
-    const std::vector<Variant> two = {variant<Bf16, 2, 2, 3>("2x3"), variant<Bf16, 2, 2, 3, 2>("2x3t2")};
+    const std::vector<Variant> one = {usual<Bf16, 1>("kvire"), usual<Bf16, 1>("dependent launch", true), variant<Bf16, 1, 3, 3, 1, true>("3x3f"), variant<Bf16, 1, 2, 3, 1, true>("2x3f")};
+    const std::vector<Variant> two = {usual<Bf16, 2>("kvire"), usual<Bf16, 2>("dependent launch", true)};
     for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "bf16");
     for (const Shape& s : {shapes[4], big}) bench.run(s, 2, two, "bf16");
   }
   if (what == "all" || what == "fp4") {
     Bench<Fp4> bench(timer);
-    const std::vector<Variant> one = {variant<Fp4, 1, 3, 4>("3x4"), variant<Fp4, 1, 3, 5>("3x5"), variant<Fp4, 1, 3, 4>("3x4pdl", true)};
+    const std::vector<Variant> one = {usual<Fp4, 1>("kvire"), usual<Fp4, 1>("dependent launch", true)};
     for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "fp4");
   }
   return 0;

@@ -18,15 +18,15 @@ struct LogitsReader {
   static constexpr ReaderNeeds needs{.page_multiple = 16, .vector_bytes = 0, .least_tokens = 32, .most_tokens = 128};
 };
 
-template <class P, Element Query, int Heads, int NextN>
+template <class P, Element Query, int Heads, int NextN, int Tiles, int Ctas>
 struct LogitsPlan : sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2, 1>> {
   using Base = sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2, 1>>;
   static constexpr bool f16 = Base::key == Element::e4m3;  // operand elements; otherwise bf16
   static constexpr int steps = Base::dim / 16;
-  static constexpr int tiles = Base::key == Element::bf16 ? 1 : 2;  // in hand at a time
+  static constexpr int tiles = Tiles;  // in hand at a time
   static constexpr int raw = Base::key_row / 16;                     // words of a lane and key
   static constexpr int threads = 128;
-  static constexpr int ctas_per_sm = Base::key == Element::bf16 ? 3 : 3;
+  static constexpr int ctas_per_sm = Ctas;
   static constexpr int fragments = NextN * Heads * Base::dim * 2;
   static constexpr int weights_at = fragments;
   static constexpr int visible_at = weights_at + NextN * Heads * 4;
@@ -268,9 +268,9 @@ struct Cursor {
 }  // namespace detail
 
 /// Grid: any number of CTAs; block: 128 threads; dynamic shared memory: Plan::shared_bytes.
-template <class P, Element Query, int Heads, int NextN>
-__global__ void __launch_bounds__(128, LogitsPlan<P, Query, Heads, NextN>::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a) {
-  using Plan = LogitsPlan<P, Query, Heads, NextN>;
+template <class P, Element Query, int Heads, int NextN, int Tiles, int Ctas>
+__global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant__ LogitsArguments a) {
+  using Plan = LogitsPlan<P, Query, Heads, NextN, Tiles, Ctas>;
   extern __shared__ __align__(128) unsigned char memory[];
   const kstd::uint32_t shared = ptx::shared_address(memory);
   const int thread = static_cast<int>(threadIdx.x);
@@ -367,12 +367,13 @@ __global__ void __launch_bounds__(128, LogitsPlan<P, Query, Heads, NextN>::ctas_
 }
 
 /// Launches the kernel on `stream`, with at most `sms` times Plan::ctas_per_sm CTAs.
-template <class P, Element Query, int Heads, int NextN>
-cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream) {
+template <class P, Element Query, int Heads, int NextN, int Tiles = P::template element_of<role::Value> == Element::bf16 ? 1 : 2,
+          int Ctas = P::template element_of<role::Value> == Element::bf16 ? 3 : 2>
+cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream) {  // Tiles: in hand at a time; Ctas: that share an SM
   static_assert(require_reader<P, LogitsReader>());
-  using Plan = LogitsPlan<P, Query, Heads, NextN>;
-  auto* kernel = &logits_kernel<P, Query, Heads, NextN>;
-  if (a.batch <= 0 || a.table_width <= 0) return cudaSuccess;
+  using Plan = LogitsPlan<P, Query, Heads, NextN, Tiles, Ctas>;
+  auto* kernel = &logits_kernel<P, Query, Heads, NextN, Tiles, Ctas>;
+  if (a.batch <= 0 || a.table_width <= 0 || a.logits_stride <= 0) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
   const kstd::int64_t most = static_cast<kstd::int64_t>(a.batch) * ((static_cast<kstd::int64_t>(a.table_width) * Plan::tokens + tile_tokens - 1) / tile_tokens);

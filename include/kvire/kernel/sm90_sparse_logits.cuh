@@ -43,9 +43,11 @@ struct LogitsArguments {
   unsigned long long* nan_logits = nullptr;  ///< counts logits that were NaN, written as -inf; may be null
 };
 
-/// How a CTA is built: stages of the ring, CTAs that share an SM, query tokens of one product (1 or 2).
-template <int Stages, int CtasPerSm, int Together = 1>
+/// How a CTA is built: stages of the ring, CTAs that share an SM, query tokens of one product (1 or 2), and whether the operand is complete
+/// before the product's fence (one fence, against one more whenever the compiler moves part of it behind).
+template <int Stages, int CtasPerSm, int Together = 1, bool Firm = false>
 struct LogitsShape {
+  static constexpr bool firm = Firm;
   static constexpr int together = Together;
   static constexpr int stages = Stages;
   static constexpr int ctas_per_sm = CtasPerSm;
@@ -62,6 +64,7 @@ template <class P, Element Query, int Heads, int NextN, class Shape>
 struct LogitsPlan {
   static constexpr Element key = P::template element_of<role::Value>;
   static constexpr int next_n = NextN;
+  static constexpr bool firm = Shape::firm;
   static constexpr int dim = P::template count_of<role::Value>;
   static constexpr int tokens = P::tokens_per_page;
   static constexpr bool scaled = P::template has<role::Scale>;
@@ -328,14 +331,17 @@ template <class P, Element Query, int Heads, int NextN>
 struct DefaultShape {
   template <int Stages, int Ctas>
   using Try = LogitsPlan<P, Query, Heads, NextN, LogitsShape<Stages, Ctas>>;
-  // Twelve tiles in flight an SM. Keys of 32 words a lane need the registers of three CTAs an SM.
+  // Twelve tiles in flight an SM, eight for fp8 keys and one query token: more only lengthen the queue before memory. Keys of 32 words a lane
+  // need the registers of three CTAs an SM.
+  static constexpr bool lean = NextN == 1 && P::template element_of<role::Value> == Element::e4m3;
+  static constexpr int flight = lean ? 8 : 12;
   static constexpr int fixed = Try<1, 1>::shared_bytes - Try<1, 1>::stage_bytes;
   static constexpr int stage = Try<1, 1>::stage_bytes + 32;
   static constexpr int most = Query == Element::e4m3 ? 4 : 3;
   static constexpr int stages_at(int ctas) { return ((227 * 1024) / ctas - 1024 - fixed) / stage; }
   static constexpr int ctas = stages_at(most) >= 2 ? most : stages_at(3) >= 2 ? 3 : stages_at(2) >= 2 ? 2 : 1;
-  static constexpr int stages = stages_at(ctas) < 12 / ctas ? stages_at(ctas) : 12 / ctas;
-  using type = LogitsShape<stages, ctas>;
+  static constexpr int stages = stages_at(ctas) < flight / ctas ? stages_at(ctas) : flight / ctas;
+  using type = LogitsShape<stages, ctas, 1, lean>;
 };
 
 }  // namespace detail
@@ -602,9 +608,10 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
 /// The product of a tile with the queries at `query`, as many as d has columns for.
 template <class Plan, int Columns>
 KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Columns], kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t query) {
-  // The whole operand before the fence: what the compiler moves behind it costs a fence more.
+  if constexpr (Plan::firm) {
 #pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
+    for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
+  }
   ptx::wgmma_fence();
 #pragma unroll
   for (int j = 0; j < Plan::steps; ++j) {
@@ -680,22 +687,17 @@ KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::
   kstd::uint32_t parity = 0;
   float* out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
   int visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));  // to the first query token
-  // The first round works on nothing and writes nothing: it brings the instructions from memory while the first tile is still on its way.
-  bool idle = true;
-  Words4 meta{static_cast<kstd::uint32_t>(row), 0x7FFFFFC0U, 0, 0};
   for (;;) {
-    if (!idle) {
-      ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
-      meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
-      if (static_cast<int>(meta.x) < 0) break;
-      if (static_cast<int>(meta.x) != row) {
-        row = static_cast<int>(meta.x);
-        out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
-        ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
-        load_row<Plan, Heads>(a, row, shared, thread);
-        ptx::named_barrier(1, group_threads);
-        visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));
-      }
+    ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
+    const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+    if (static_cast<int>(meta.x) < 0) break;
+    if (static_cast<int>(meta.x) != row) {
+      row = static_cast<int>(meta.x);
+      out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
+      ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
+      load_row<Plan, Heads>(a, row, shared, thread);
+      ptx::named_barrier(1, group_threads);
+      visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));
     }
     const kstd::uint32_t at = shared + Plan::stages_at + stage * Plan::stage_bytes;
     kstd::uint32_t keys[Plan::steps][4];
@@ -709,13 +711,11 @@ KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::
         scale = __uint_as_float(ptx::load_shared(at + (Plan::interleaved ? local * Plan::key_pitch + Plan::key_row : Plan::value_bytes + local * 4)));
       }
     }
-    if (!idle) {
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + stage * 8);  // the tile is in registers
-      if (++stage == Shape::stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + stage * 8);  // the tile is in registers
+    if (++stage == Shape::stages) {
+      stage = 0;
+      parity ^= 1;
     }
 
     const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? local / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
@@ -759,7 +759,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::
       if (c < 2) finish(q, sum);
     }
     if constexpr (Plan::fp4 && Plan::fp8) {
-      if (__any_sync(~0U, lost[0] || lost[1]) && !idle) {
+      if (__any_sync(~0U, lost[0] || lost[1])) {
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
           unsigned found = __ballot_sync(~0U, half == 0 ? lost[0] : lost[1]);
@@ -771,7 +771,6 @@ KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::
         }
       }
     }
-    idle = false;
   }
 }
 
@@ -835,7 +834,7 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   auto* kernel = &logits_kernel<P, Query, Heads, NextN, Shape>;
-  if (a.batch <= 0 || a.table_width <= 0) return cudaSuccess;
+  if (a.batch <= 0 || a.table_width <= 0 || a.logits_stride <= 0) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
   const kstd::int64_t most = static_cast<kstd::int64_t>(a.batch) * ((static_cast<kstd::int64_t>(a.table_width) * Plan::tokens + tile_tokens - 1) / tile_tokens);
