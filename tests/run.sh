@@ -11,7 +11,8 @@
 #   cuda        nvcc: compiles the device tests; where there is a GPU, also those with fast math, and runs them
 #   bench       builds the benchmarks and prints their figures; not part of the default
 #
-# Without a stage, all but bench run. What is missing is installed from Debian's packages where this may be done; CUDA never is, and what
+# Without a stage: host, checks, fast-math and cuda, which is every test there is once. "all" repeats them under clang++ and the sanitizers,
+# as CI does. What is missing is installed from Debian's packages where this may be done; CUDA never is, and what
 # needs it is skipped with the reason. Build trees lie in build/<preset>.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -19,7 +20,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 jobs=$(nproc 2>/dev/null || echo 2)
 stages=("$@")
-[ ${#stages[@]} -eq 0 ] && stages=(host checks clang fast-math asan tsan cuda)
+[ ${#stages[@]} -eq 0 ] && stages=(host checks fast-math cuda)
+[ "${stages[*]}" = all ] && stages=(host checks clang fast-math asan tsan cuda)
 
 wants() {
   local stage
