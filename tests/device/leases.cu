@@ -28,7 +28,7 @@ WriteLease<P, Backend> limited(PageView<P, Backend> view, std::vector<std::int32
   auto state = std::make_shared<detail::LeaseState<Backend>>();
   state->any_page = false;
   state->pages = std::move(pages);
-  return detail::LeaseMaker::write<P, Backend>(view, state);
+  return detail::LeaseMaker::make<WriteLease<P, Backend>>(view, state);
 }
 
 std::vector<float> numbers(std::size_t n, std::mt19937& random) {

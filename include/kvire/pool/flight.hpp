@@ -41,7 +41,7 @@ struct InFlight {
 };
 
 /// Page ownership of another engine's allocator, so that its pages can be transferred and leased without copying its bookkeeping. Ids are
-/// that allocator's. All functions may be called from any thread.
+/// that allocator's. All functions may be called from any thread, and none may wait for another thread that uses the ledger.
 ///
 /// | expression | meaning |
 /// |---|---|
@@ -100,11 +100,12 @@ class LedgerState final : public LedgerCore {
   std::unique_ptr<OutsideOwner> outside;
 
   Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream) {
+    const bool alone = use == PageUse::store;
     if (outside) {
-      if (auto ok = check_outside(page, n); !ok.ok()) return ok.error();
-      for (std::size_t i = 0; i < n; ++i) outside->retain(page[i]);
+      if (auto ok = retain_outside(page, n, alone); !ok.ok()) return ok.error();
+    } else if (auto ok = pin(page, n, alone); !ok.ok()) {
+      return ok.error();
     }
-    if (auto ok = pin(page, n); !ok.ok()) return ok.error();
     auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, false};
     detail::sort(flight->pages);
     std::lock_guard lock(mutex_);
@@ -213,19 +214,36 @@ class LedgerState final : public LedgerCore {
   }
 
  private:
-  Status check_outside(const std::int32_t* page, std::size_t n) {
+  // An outside allocator counts our retains among its owners, so retain and pin go together: owners - holds are the others. Looked at behind
+  // the retain, since the allocator's own threads ask nobody before they share a page.
+  Status retain_outside(const std::int32_t* page, std::size_t n, bool alone) {
+    std::lock_guard lock(outside_mutex_);
     for (std::size_t i = 0; i < n; ++i) {
       if (auto ok = check_id(page[i]); !ok.ok()) return ok;
       if (outside->owners(page[i]) <= 0) return Error{ErrorCode::invalid_argument, prefix(page[i]) + "has no owner in the outside allocator"};
     }
+    for (std::size_t i = 0; i < n; ++i) outside->retain(page[i]);
+    (void)pin(page, n, false);
+    for (std::size_t i = 0; alone && i < n; ++i) {
+      const std::int32_t others = outside->owners(page[i]) - record(page[i]).holds;
+      if (others <= 1) continue;
+      release_outside(page, n);
+      return shared(page[i], others);
+    }
     return {};
+  }
+  void release_outside(const std::int32_t* page, std::size_t n) {
+    anchor();  // unpinning may take the last anchor, and the lock is part of what goes then
+    {
+      std::lock_guard lock(outside_mutex_);
+      for (std::size_t i = 0; i < n; ++i) outside->release(page[i]);
+      unpin(page, n);
+    }
+    unanchor();
   }
 
   void finish(Flight<Backend>* flight) {
-    if (outside) {
-      for (std::int32_t page : flight->pages) outside->release(page);
-    }
-    unpin(flight->pages.data(), flight->pages.size());
+    outside ? release_outside(flight->pages.data(), flight->pages.size()) : unpin(flight->pages.data(), flight->pages.size());
     delete flight;
   }
 
@@ -253,6 +271,7 @@ class LedgerState final : public LedgerCore {
     return true;
   }
 
+  std::recursive_mutex outside_mutex_;  // an allocator may drop a ledger from within `release`
   std::mutex mutex_;
   std::vector<Flight<Backend>*> flights_;
   std::atomic<int> dropped_{0};

@@ -181,7 +181,8 @@ class PageLedger {
   // --- transfers ---
 
   /// Pins owned pages, all or none, until `event` is final, and registers the work so that later writers can wait for it. The event may
-  /// still be unrecorded. `stream`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`.
+  /// still be unrecorded. `stream`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; busy, for
+  /// PageUse::store, if a page has further owners. An owner that joins later finds the hold.
   Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr) {
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());

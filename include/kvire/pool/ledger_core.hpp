@@ -159,15 +159,17 @@ class BasicLedgerCore {
     return c;
   }
 
-  /// Pins pages for a transfer: all or none. Pages must be owned. The pin is an anchor.
-  Status pin(const std::int32_t* page, std::size_t n) {
+  /// Pins pages for a transfer or a kernel: all or none. Pages must be owned; with `alone`, by one owner each. Both are looked at under the lock
+  /// that the pin is taken under, so no owner comes in between. The pin is an anchor.
+  Status pin(const std::int32_t* page, std::size_t n, bool alone) {
     for (std::size_t i = 0; i < n; ++i) {
       if (auto ok = check_id(page[i]); !ok.ok()) return ok;
     }
     lock_.lock();
     for (std::size_t i = 0; i < n; ++i) {
-      if (external_ || at(page[i]).owners > 0) continue;
-      const Error error = not_owned(page[i]);
+      const auto owners = static_cast<std::int32_t>(at(page[i]).owners);
+      if (external_ || (alone ? owners == 1 : owners > 0)) continue;
+      const Error error = owners == 0 ? not_owned(page[i]) : shared(page[i], owners);
       lock_.unlock();
       return error;
     }
@@ -200,6 +202,10 @@ class BasicLedgerCore {
   void attach(std::shared_ptr<PageMemory> memory) {
     wants_freed_ = wants_freed_ || memory->wants_freed();
     memories_.push_back({std::move(memory)});
+  }
+
+  Error shared(std::int32_t page, std::int32_t owners) const {
+    return {ErrorCode::busy, prefix(page) + "has " + std::to_string(owners) + " owners: a write would change it under the others"};
   }
 
   std::string prefix(std::int32_t page) const { return "pool " + name_ + ": " + id_name_ + " " + std::to_string(page) + " "; }

@@ -13,6 +13,7 @@
 #include <kvire/base/result.hpp>
 #include <kvire/base/sort.hpp>
 #include <kvire/exec/backend.hpp>
+#include <kvire/exec/function.hpp>
 #include <kvire/pool/view.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -28,14 +29,24 @@ class StepFailure {
     std::lock_guard lock(mutex_);
     if (!error_) error_ = std::move(error);
   }
+  /// For what is only found out after it has run: `status` asks `later`, which succeeds for as long as it does not know better.
+  void watch(MoveOnlyFunction<Status()> later) {
+    std::lock_guard lock(mutex_);
+    later_.push_back(std::move(later));
+  }
   Status status() const {
     std::lock_guard lock(mutex_);
+    for (auto& later : later_) {
+      if (error_) break;
+      if (Status found = later(); !found.ok()) error_ = found.error();
+    }
     return error_ ? Status(*error_) : Status();
   }
 
  private:
   mutable std::mutex mutex_;
-  std::optional<Error> error_;
+  mutable std::optional<Error> error_;
+  mutable std::vector<MoveOnlyFunction<Status()>> later_;
 };
 
 /// How a wait for a load is queued on a stream; specialised per backend (sync/host.hpp).
@@ -78,43 +89,38 @@ struct LeaseMaker;
 
 }  // namespace detail
 
-/// Permission to read one layer of a pool in one step: its kernels run after the layer's loads have landed. Copyable; kernels queued with it
-/// keep the pool's memory alive. There is no pointer to be had from it but by kernels (`kernel_access`).
-template <class P, class Backend>
-class ReadLease {
+/// Permission to read one layer of a pool in one step, or to write some pages of it: its kernels run after the layer's loads have landed, those
+/// that write also after backups of their pages. Copyable; kernels queued with it keep the pool's memory alive. There is no pointer to be had
+/// from it but by kernels (`kernel_access`).
+template <class P, class Backend, bool CanWrite>
+class Lease {
  public:
   using policy = P;
   using backend = Backend;
-  static constexpr bool can_write = false;
+  using view = std::conditional_t<CanWrite, PageView<P, Backend>, ConstPageView<P, Backend>>;
+  static constexpr bool can_write = CanWrite;
+
+  /// Permits nothing; to be assigned to before a kernel takes it.
+  Lease() = default;
 
  private:
   friend struct kernel_access;
   friend struct detail::LeaseMaker;
-  ConstPageView<P, Backend> view_;
+  Lease(view v, std::shared_ptr<const detail::LeaseState<Backend>> state) : view_(v), state_(std::move(state)) {}
+
+  view view_;
   std::shared_ptr<const detail::LeaseState<Backend>> state_;
 };
 
-/// Permission to write some pages of one layer of a pool in one step: its kernels run after loads into and backups of these pages.
 template <class P, class Backend>
-class WriteLease {
- public:
-  using policy = P;
-  using backend = Backend;
-  static constexpr bool can_write = true;
-
- private:
-  friend struct kernel_access;
-  friend struct detail::LeaseMaker;
-  PageView<P, Backend> view_;
-  std::shared_ptr<const detail::LeaseState<Backend>> state_;
-};
+using ReadLease = Lease<P, Backend, false>;
+template <class P, class Backend>
+using WriteLease = Lease<P, Backend, true>;
 
 template <class T>
 inline constexpr bool is_lease = false;
-template <class P, class B>
-inline constexpr bool is_lease<ReadLease<P, B>> = true;
-template <class P, class B>
-inline constexpr bool is_lease<WriteLease<P, B>> = true;
+template <class P, class B, bool W>
+inline constexpr bool is_lease<Lease<P, B, W>> = true;
 
 template <class T>
 inline constexpr bool is_write_lease = false;
@@ -152,19 +158,9 @@ constexpr bool require_write_lease() {
 
 namespace detail {
 struct LeaseMaker {
-  template <class P, class B>
-  static ReadLease<P, B> read(ConstPageView<P, B> view, std::shared_ptr<const LeaseState<B>> state) {
-    ReadLease<P, B> lease;
-    lease.view_ = view;
-    lease.state_ = std::move(state);
-    return lease;
-  }
-  template <class P, class B>
-  static WriteLease<P, B> write(PageView<P, B> view, std::shared_ptr<const LeaseState<B>> state) {
-    WriteLease<P, B> lease;
-    lease.view_ = view;
-    lease.state_ = std::move(state);
-    return lease;
+  template <class L>
+  static L make(typename L::view view, std::shared_ptr<const LeaseState<typename L::backend>> state) {
+    return L(view, std::move(state));
   }
 };
 }  // namespace detail
@@ -173,14 +169,8 @@ struct LeaseMaker {
 /// for is waited for on the stream alone.
 struct kernel_access {
   /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream.
-  template <class P, class B>
-  static ConstPageView<P, B> view(const ReadLease<P, B>& lease, Stream<B>& stream) {
-    queue_waits(*lease.state_, stream);
-    lease.state_->end.used(stream);
-    return lease.view_;
-  }
-  template <class P, class B>
-  static PageView<P, B> view(const WriteLease<P, B>& lease, Stream<B>& stream) {
+  template <class P, class B, bool W>
+  static typename Lease<P, B, W>::view view(const Lease<P, B, W>& lease, Stream<B>& stream) {
     queue_waits(*lease.state_, stream);
     lease.state_->end.used(stream);
     return lease.view_;
@@ -223,11 +213,11 @@ struct kernel_access {
 /// kernels run. Waits for nothing and keeps nothing alive.
 template <class Backend, class P>
 ReadLease<P, Backend> assume_ready(ConstPageView<P, Backend> view) {
-  return detail::LeaseMaker::read<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
+  return detail::LeaseMaker::make<ReadLease<P, Backend>>(view, std::make_shared<detail::LeaseState<Backend>>());
 }
 template <class Backend, class P>
 WriteLease<P, Backend> assume_ready(PageView<P, Backend> view) {
-  return detail::LeaseMaker::write<P, Backend>(view, std::make_shared<detail::LeaseState<Backend>>());
+  return detail::LeaseMaker::make<WriteLease<P, Backend>>(view, std::make_shared<detail::LeaseState<Backend>>());
 }
 
 KVIRE_NAMESPACE_END

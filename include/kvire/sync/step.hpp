@@ -59,18 +59,12 @@ class Step {
     auto started = begin_lease(pool, slot);
     if (!started.ok()) return started.error();
     auto lease = std::move(started).value();
-    for (const auto page : pages) {
-      const auto owners = pool.ledger().owners(page);
-      if (owners <= 1) continue;
-      return Error{ErrorCode::busy, "pool " + pool.name() + ": " + Side::page_id::tag::name + " " + std::to_string(page.value) + " has " +
-                                        std::to_string(owners) + " owners: a write would change it under the others"};
-    }
     if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
     for (const auto page : pages) lease->pages.push_back(page.value);
     detail::sort(lease->pages);
     lease->any_page = false;
     queue(*lease);
-    return Result<WriteLease<P, B>>(detail::LeaseMaker::write<P, B>(pool_access::view(pool, slot), std::move(lease)));
+    return Result<WriteLease<P, B>>(detail::LeaseMaker::make<WriteLease<P, B>>(pool_access::view(pool, slot), std::move(lease)));
   }
 
   /// The same for an entry of a bundle, by model layer: `step.read<Model::IndexK>(pool, LayerId(7))`. Further error out_of_range: the layer is
@@ -103,7 +97,7 @@ class Step {
 
  private:
   friend class Gate<Backend>;
-  using Lease = detail::LeaseState<Backend>;
+  using LeaseState = detail::LeaseState<Backend>;
 
   struct State {
     std::string name;
@@ -123,13 +117,13 @@ class Step {
   }
 
   template <class P, class B, class Side>
-  Result<std::shared_ptr<Lease>> begin_lease(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
+  Result<std::shared_ptr<LeaseState>> begin_lease(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
     (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
     if (slot.value < 0 || slot.value >= pool.layers()) {
       return Error{ErrorCode::out_of_range,
                    "pool " + pool.name() + ": entry slot " + std::to_string(slot.value) + " is not below " + std::to_string(pool.layers())};
     }
-    auto lease = std::make_shared<Lease>();
+    auto lease = std::make_shared<LeaseState>();
     lease->failure = state_->failure;
     lease->stream = state_->stream->identity();
     lease->wait_limit = state_->wait_limit;
@@ -145,10 +139,9 @@ class Step {
   }
 
   // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: a transfer that comes in between sees
-  // the lease. Kernels that share a page are ordered
-  // by the engine's own streams; only transfers run elsewhere.
+  // the lease. Kernels that share a page are ordered by the engine's own streams; only transfers run elsewhere.
   template <class P, class B, class Side>
-  Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, Lease& lease) const {
+  Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, LeaseState& lease) const {
     auto ledger = pool.ledger();
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
@@ -167,7 +160,7 @@ class Step {
   }
 
   // A transfer in flight: by its layer's event where the step names it, by the end of the whole transfer otherwise.
-  Status wait_for(const InFlight<Backend>& flight, const std::string& what, EntrySlot slot, Lease& lease) const {
+  Status wait_for(const InFlight<Backend>& flight, const std::string& what, EntrySlot slot, LeaseState& lease) const {
     const bool may_fail = flight.use == PageUse::backup;
     for (const auto& load : state_->loads) {
       if (!(load->done() == flight.event)) continue;
@@ -180,7 +173,7 @@ class Step {
     return {};
   }
 
-  static void add_wait(Lease& lease, Event<Backend> event, std::string what, bool may_fail) {
+  static void add_wait(LeaseState& lease, Event<Backend> event, std::string what, bool may_fail) {
     if (event.query() == EventState::complete) return;
     for (const auto& wait : lease.waits) {
       if (wait.event == event) return;
@@ -188,14 +181,14 @@ class Step {
     lease.waits.push_back({std::move(event), std::move(what), may_fail});
   }
 
-  void queue(const Lease& lease) const {
+  void queue(const LeaseState& lease) const {
     for (const auto& wait : lease.waits) detail::QueueWait<Backend>::queue(*state_->stream, wait, lease.failure, lease.wait_limit);
   }
 
   template <class P, class B, class Side>
-  Result<ReadLease<P, B>> finish_read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::shared_ptr<Lease> lease) const {
+  Result<ReadLease<P, B>> finish_read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::shared_ptr<LeaseState> lease) const {
     queue(*lease);
-    return Result<ReadLease<P, B>>(detail::LeaseMaker::read<P, B>(pool_access::const_view(pool, slot), std::move(lease)));
+    return Result<ReadLease<P, B>>(detail::LeaseMaker::make<ReadLease<P, B>>(pool_access::const_view(pool, slot), std::move(lease)));
   }
 
   std::shared_ptr<const State> state_;

@@ -340,6 +340,88 @@ TEST_CASE("ledger: another engine's allocator owns the pages") {
   CHECK(ledger.draining_pages() == 0);
 }
 
+TEST_CASE("ledger: a store needs pages of one owner, transfers and reads do not") {
+  auto ledger = make(4);
+  auto own = ledger.allocate().value();
+  auto other = ledger.allocate().value();
+  const DevicePage pages[] = {own.id(), other.id()};
+  const auto event = Event<Host>::make();
+  {
+    const auto share = other;
+    const auto refused = ledger.hold(pages, PageUse::store, event);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::busy);
+    CHECK(refused.error().message.find("device page 2 has 2 owners") != std::string::npos);
+    CHECK(ledger.holds(own.id()) == 0);  // all or none
+    for (const auto use : {PageUse::load, PageUse::backup, PageUse::read}) CHECK(ledger.hold(pages, use, event).ok());
+  }
+  auto hold = ledger.hold(pages, PageUse::store, event).value();
+  const auto late = other;  // may join: it finds the store in flight
+  CHECK(ledger.in_flight(late.id()).size() == 4);
+  event.complete();
+}
+
+TEST_CASE("ledger: an outside page that only kvire holds may be stored to, one that the engine shares may not") {
+  Outside outside{std::make_shared<std::vector<std::atomic<int>>>(4)};
+  auto ledger = Ledger::over("engine", outside).value();
+  outside.retain(3);
+  const DevicePage three[] = {DevicePage(3)};
+  const auto event = Event<Host>::make();
+  auto load = ledger.hold(three, PageUse::load, event).value();
+  auto first = ledger.hold(three, PageUse::store, event).value();
+  CHECK(ledger.hold(three, PageUse::store, event).ok());
+  outside.retain(3);
+  const auto refused = ledger.hold(three, PageUse::store, event);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::busy);
+  CHECK(refused.error().message.find("device page 3 has 2 owners") != std::string::npos);
+  CHECK(ledger.holds(DevicePage(3)) == 3);
+  CHECK(outside.owners(3) == 2 + 3);
+  outside.release(3);
+  CHECK(ledger.hold(three, PageUse::store, event).ok());
+  event.complete();
+  load = {};
+  first = {};
+  ledger.drain();
+  CHECK(outside.owners(3) == 1);
+}
+
+TEST_CASE("ledger: threads share a page that others store to; a share that found no store meets none") {
+  // `hold` looks at the owners and takes the pages in one step. Were it two, a share of the first page could fall between them, while the
+  // owners of the others are looked at.
+  auto ledger = make(257);
+  const auto refs = ledger.allocate(256).value();
+  const auto pages = ids_of(refs);
+  const auto key = ledger.key(pages[0]);
+  std::atomic<bool> done{false};
+  std::atomic<int> stored{0};
+  std::atomic<int> refused{0};
+  std::thread writer([&] {
+    while (!done) {
+      const auto event = Event<Host>::make();
+      auto hold = ledger.hold(pages, PageUse::store, event);
+      hold.ok() ? ++stored : ++refused;
+      event.complete();
+    }
+  });
+  int alone = 0;
+  bool met = false;
+  const auto end = deadline_in(20s);
+  while ((alone < 20'000 || stored < 5000 || refused < 5000) && !met && Clock::now() < end) {
+    const auto share = ledger.share(key).value();
+    if (ledger.holds(pages[0]) == 0) {
+      ++alone;
+      for (int look = 0; look < 200; ++look) met = met || ledger.holds(pages[0]) > 0;
+    }
+  }
+  done = true;
+  writer.join();
+  CHECK_FALSE(met);
+  CHECK(alone > 0);
+  CHECK(stored > 0);
+  CHECK(refused > 0);
+}
+
 TEST_CASE("ledger: threads allocate, share, hold and drop; every page comes back once") {
   auto ledger = make(65);
   std::vector<std::atomic<int>> owner(65);
