@@ -195,10 +195,17 @@ class Tiers {
         backup_stream_(std::move(backups)) {}
 
   static kvire::BundlePlan<Entries> plan_of(const Moves& moves) {
-    kvire::BundlePlan<Entries> plan;
-    for (const auto& pair : moves.full) plan.template add<kvire::space::Full>(pair.host, pair.device);
-    for (const auto& pair : moves.window) plan.template add<kvire::space::Window>(pair.host, pair.device);
-    return plan;
+    const auto pages = [](const auto& pairs) {
+      kvire::PagePlan<kvire::HostPage, kvire::DevicePage> plan;
+      for (const auto& pair : pairs) {
+        plan.first.push_back(pair.host);
+        plan.second.push_back(pair.device);
+      }
+      return plan;
+    };
+    // Request rows stay with their session.
+    return kvire::BundlePlan<Entries>(kvire::in_space<kvire::space::Full>(pages(moves.full)), kvire::in_space<kvire::space::Window>(pages(moves.window)),
+                                      kvire::without<kvire::space::Request>());
   }
 
   const ReplaySettings sizes_;

@@ -26,6 +26,10 @@ struct IndexK : CacheEntry<Keys, space::Full, Tokens<4>> {
 };
 using Both = CacheBundle<Schedule, Latent, IndexK>;
 using LatentOnly = CacheBundle<Schedule, Latent>;
+struct State : CacheEntry<KvPages<8, 1, 64>, space::Window, Ring> {
+  static constexpr const char* name = "state";
+};
+using Stateful = CacheBundle<Schedule, Latent, IndexK, State>;
 
 void good(Mirror<Keys>& host, Device<Keys>& device, Device<Fp8>& other, const Pairs& pairs, Stream<Host>& stream) {
   (void)load(host, device, pairs, stream);
@@ -35,6 +39,11 @@ void good(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device
   (void)load(host, device, plan, stream);
   (void)backup(device, host, plan, stream);
 }
+
+BundlePlan<Stateful> good(const Pairs& pages, const Pairs& window_pages) {
+  return BundlePlan<Stateful>(in_space<space::Full>(pages), in_space<space::Window>(window_pages));
+}
+BundlePlan<Stateful> good(const Pairs& pages) { return BundlePlan<Stateful>(in_space<space::Full>(pages), without<space::Window>()); }
 
 #if KVIRE_FAIL == 1  // expect: transfer.same-policy
 // The host pool was sized by another formula: 8,448 bytes a page against 16,384.
@@ -76,4 +85,7 @@ void bad(Device<Bf16Contiguous<64, 128, content::RopeHead64>>& from, Device<Bf16
          Stream<Host>& stream) {
   (void)migrate(from, to, PagePlan<DevicePage, DevicePage>{}, stream);
 }
+#elif KVIRE_FAIL == 10  // expect: transfer.every-space
+// The states that go with the window were not thought of.
+BundlePlan<Stateful> bad(const Pairs& pages) { return BundlePlan<Stateful>(in_space<space::Full>(pages)); }
 #endif

@@ -21,42 +21,88 @@ struct TransferWhole {
                 "kvire [transfer.whole-bundle]: a bundle is moved whole, by a BundlePlan. A plan of bare pages, or one pool against a bundle, would leave companions "
                 "such as the index keys behind. Fix: pass a BundlePlan of the pools' bundle, or name two entry pools with entry<E>() on purpose.");
 };
+template <class Bundle, int SpacesOfBundle, int SpacesNamed, bool EachOnce>
+struct PlanSpaces {
+  static_assert(EachOnce,
+                "kvire [transfer.every-space]: a BundlePlan names each page-id space of its bundle once. The pages of one that nobody thought of, and with them every "
+                "entry that lives there, would stay behind. Fix: name its pages with in_space<Space>(plan), or say without<Space>().");
+};
 }  // namespace rule
 
-/// What one transfer moves of a bundle: pages of each page-id space, all entries of the space together. There is no way to name some entries
-/// of a space only. Spaces without pages stay where they are.
+/// What a BundlePlan says of one page-id space: these pages, of all entries there.
+template <class Space, class First, class Second>
+struct SpacePlan {
+  using space = Space;
+  PagePlan<First, Second> pages;
+};
+template <class Space, class First, class Second>
+SpacePlan<Space, First, Second> in_space(PagePlan<First, Second> pages) {
+  return {std::move(pages)};
+}
+
+/// The same, for a space whose pages all stay where they are.
+template <class Space>
+struct LeftOut {
+  using space = Space;
+};
+template <class Space>
+constexpr LeftOut<Space> without() {
+  return {};
+}
+
+/// What one transfer moves of a bundle: pages of each page-id space, all entries of the space together. Every space is named, in any order:
+///
+///     BundlePlan<Model> moves(in_space<space::Full>(plan(from, to)), in_space<space::Window>(plan(pairs)), without<space::Request>());
+///
+/// There is no way to name some entries of a space only. A named space may have no pages this time.
 template <class Bundle, class First = HostPage, class Second = DevicePage>
-struct BundlePlan {
+class BundlePlan {
+ public:
   using bundle = Bundle;
-  PagePlan<First, Second> spaces[Bundle::space_count];
+
+  template <class... Spaces>
+  explicit BundlePlan(Spaces... named) {
+    static_assert(require_every_space<typename Spaces::space...>());
+    (take(std::move(named)), ...);
+  }
 
   template <class Space>
-  PagePlan<First, Second>& of() {
-    return spaces[index<Space>()];
-  }
-  template <class Space>
   const PagePlan<First, Second>& of() const {
-    return spaces[index<Space>()];
-  }
-  /// Adds a pair of pages.
-  template <class Space>
-  void add(First first, Second second) {
-    of<Space>().first.push_back(first);
-    of<Space>().second.push_back(second);
+    return spaces_[index<Space>()];
   }
   /// Pairs of all spaces.
   std::int64_t pages() const {
     std::size_t n = 0;
-    for (const auto& space : spaces) n += space.first.size();
+    for (const auto& space : spaces_) n += space.first.size();
     return static_cast<std::int64_t>(n);
   }
 
  private:
+  template <class Space, class... Named>
+  static constexpr int times = (static_cast<int>(std::is_same_v<Space, Named>) + ... + 0);
+
+  template <class... Named>
+  static constexpr bool require_every_space() {
+    (index<Named>(), ...);
+    constexpr int named = sizeof...(Named);
+    (void)sizeof(rule::PlanSpaces<Bundle, Bundle::space_count, named, named == Bundle::space_count && (true && ... && (times<Named, Named...> == 1))>);
+    return true;
+  }
+
   template <class Space>
   static constexpr int index() {
     (void)sizeof(rule::SpaceOfBundle<Bundle, Space, (Bundle::template space_index<Space>() >= 0)>);
     return Bundle::template space_index<Space>();
   }
+
+  template <class Space>
+  void take(SpacePlan<Space, First, Second> named) {
+    spaces_[index<Space>()] = std::move(named.pages);
+  }
+  template <class Space>
+  void take(LeftOut<Space>) {}
+
+  PagePlan<First, Second> spaces_[Bundle::space_count];
 };
 
 namespace detail {

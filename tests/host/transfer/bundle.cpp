@@ -36,9 +36,6 @@ struct Setup {
   explicit Setup(std::shared_ptr<FaultHooks> faults = {})
       : host(mirror_of(device, counts(), {.arrangement = Arrangement::page_first}).value()),
         stream(Stream<Host>::make({.name = "copies", .faults = std::move(faults)}).value()) {
-    plan.add<space::Full>(host_full[1].id(), full[0].id());
-    plan.add<space::Full>(host_full[2].id(), full[1].id());
-    plan.add<space::Window>(host_window[0].id(), window[0].id());
     fill_device(1);
   }
   static BundlePages<Model> counts() {
@@ -71,7 +68,8 @@ struct Setup {
   std::vector<PageRef<DevicePage>> window = device.allocate<space::Window>(1).value();
   std::vector<PageRef<HostPage>> host_full = host.allocate<space::Full>(3).value();
   std::vector<PageRef<HostPage>> host_window = host.allocate<space::Window>(1).value();
-  BundlePlan<Model> plan;
+  PagePlan<HostPage, DevicePage> full_pairs = kvire::plan(std::vector{host_full[1], host_full[2]}, full);
+  BundlePlan<Model> plan{in_space<space::Full>(full_pairs), in_space<space::Window>(kvire::plan(host_window, window)), without<space::Request>()};
   Stream<Host> stream;
 };
 
@@ -198,26 +196,37 @@ TEST_CASE("bundle: layers find their slots, and a layer without the entry has no
   CHECK(pool_access::const_view(s.device.entry<Model::IndexK>(), EntrySlot(1)).page(pages[0].value)[0] == std::byte{0x42});
 }
 
-TEST_CASE("bundle: one space without pages is left alone, a bad id in any space moves nothing at all") {
+TEST_CASE("bundle: a space that the plan leaves out, or that has no pages this time, stays as it is") {
   Setup s;
-  BundlePlan<Model> only;
-  only.of<space::Full>() = s.plan.of<space::Full>();
+  const auto untouched = kvire_test::snapshot(s.host.entry<Model::WindowLatent>());
+  const BundlePlan<Model> only(without<space::Request>(), without<space::Window>(), in_space<space::Full>(s.full_pairs));
+  CHECK(only.pages() == 2);
   CHECK(backup(s.device, s.host, only, s.stream).value().wait().ok());
-  CHECK(backup(s.device, s.host, BundlePlan<Model>{}, s.stream).value().bytes() == 0);
+  CHECK(kvire_test::snapshot(s.host.entry<Model::WindowLatent>()) == untouched);
+  const PagePlan<HostPage, DevicePage> none;
+  const BundlePlan<Model> empty(in_space<space::Full>(none), in_space<space::Window>(none), in_space<space::Request>(none));
+  CHECK(backup(s.device, s.host, empty, s.stream).value().bytes() == 0);
+}
 
+TEST_CASE("bundle: a bad id in any space moves nothing at all") {
+  Setup s;
+  CHECK(backup(s.device, s.host, s.plan, s.stream).value().wait().ok());
   const auto before = kvire_test::snapshot(s.host.entry<Model::C4Latent>());
-  BundlePlan<Model> bad = s.plan;
   s.fill_device(5);
-  bad.add<space::Window>(HostPage(2), DevicePage(9));
-  const auto refused = backup(s.device, s.host, bad, s.stream);
-  REQUIRE_FALSE(refused.ok());
-  CHECK(contains(refused.error().message, "host.gpu.window"));
-  BundlePlan<Model> uneven = s.plan;
-  uneven.of<space::Window>().first.push_back(HostPage(2));
-  const auto cut = backup(s.device, s.host, uneven, s.stream);
+  const auto with_window = [&](PagePlan<HostPage, DevicePage> window) {
+    return backup(s.device, s.host, BundlePlan<Model>(in_space<space::Full>(s.full_pairs), in_space<space::Window>(std::move(window)), without<space::Request>()),
+                  s.stream);
+  };
+  auto bad = s.plan.of<space::Window>();
+  bad.first.push_back(HostPage(2));
+  const auto cut = with_window(bad);
   REQUIRE_FALSE(cut.ok());
   CHECK(cut.error().code == ErrorCode::mismatch);
   CHECK(contains(cut.error().message, "2 host pages with 1 device pages"));
+  bad.second.push_back(DevicePage(9));
+  const auto refused = with_window(bad);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(contains(refused.error().message, "host.gpu.window"));
   CHECK(s.stream.synchronize().ok());
   CHECK(kvire_test::snapshot(s.host.entry<Model::C4Latent>()) == before);
   CHECK(s.device.ledger<space::Full>().holds(s.full[0].id()) == 0);
