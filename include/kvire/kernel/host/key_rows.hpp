@@ -104,31 +104,100 @@ inline constexpr CodeTable e4m3_table = [] {
   return table;
 }();
 
-// Elements of a packed field with block scales: sixteen products a block instead of one an element.
-template <LayoutPolicy P, class F>
-void decode_nibbles(const kstd::byte* page, int token, float* x) {
-  using S = RowField<P, P::template section_of<role::Scale>>;
-  for (int b = 0; b < F::count / P::Scaling::block; ++b) {
-    const float scale = decode_element<S::element>(load_code<S::element>(page + S::offset(token), b));
-    float scaled[16];
-    for (int code = 0; code < 16; ++code) scaled[code] = mul_rn(f32_from_e2m1(static_cast<kstd::uint8_t>(code)), scale);
-    const kstd::byte* at = page + F::offset(token) + b * P::Scaling::block / 2;
-    for (int i = 0; i < P::Scaling::block; ++i) x[F::first + b * P::Scaling::block + i] = scaled[load_code<Element::e2m1>(at, i)];
+#if KVIRE_X86_64
+// Eight 16-bit codes, each already the upper half of an f32 but for its exponent, to eight floats times 2^up.
+KVIRE_INLINE void store_halves(Halves8 upper, unsigned up, float* x) {
+  constexpr Halves8 zero{};
+  F4 low = reinterpret_cast<F4>(__builtin_shufflevector(zero, upper, 0, 8, 1, 9, 2, 10, 3, 11));
+  F4 high = reinterpret_cast<F4>(__builtin_shufflevector(zero, upper, 4, 12, 5, 13, 6, 14, 7, 15));
+  if (up != 0) {
+    low *= all4(float_of((127U + up) << 23));
+    high *= all4(float_of((127U + up) << 23));
+  }
+  KVIRE_OPAQUE(low);
+  KVIRE_OPAQUE(high);
+  store4(x, low);
+  store4(x + 4, high);
+}
+
+/// 8 elements, the first at `index` (a multiple of 8), of a run that starts at `p`.
+template <Element E>
+KVIRE_INLINE void decode8(const kstd::byte* p, int index, float* x) {
+  if constexpr (E == Element::bf16) {
+    Halves8 codes;
+    __builtin_memcpy(&codes, p + 2 * index, sizeof(codes));
+    store_halves(codes, 0, x);
+  } else if constexpr (E == Element::e4m3) {
+    kstd::uint64_t eight = 0;
+    __builtin_memcpy(&eight, p + index, 8);
+    const auto bytes = reinterpret_cast<Bytes16>(L2{eight, 0});
+    const auto codes = reinterpret_cast<Halves8>(__builtin_shufflevector(Bytes16{}, bytes, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+    store_halves((codes & 0x8000) | ((codes & 0x7F00) >> 4), 120, x);
+    // A NaN is rare enough to look for all at once.
+    const auto nan = reinterpret_cast<Bytes16>((bytes & 0x7F) == 0x7F);
+    if (__builtin_ia32_pmovmskb128(reinterpret_cast<SignedBytes16>(nan)) != 0) [[unlikely]] {
+      for (int i = 0; i < 8; ++i) x[i] = decode_element<E>(load_code<E>(p, index + i));
+    }
+  } else if constexpr (E == Element::e2m1) {
+    kstd::uint32_t packed = 0;
+    __builtin_memcpy(&packed, p + index / 2, 4);
+    const auto pairs = reinterpret_cast<Halves8>(U4{packed, 0, 0, 0});
+    const auto low = reinterpret_cast<Bytes16>(pairs & 0x0F0F);
+    const auto high = reinterpret_cast<Bytes16>((pairs >> 4) & 0x0F0F);
+    const auto bytes = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const auto codes = reinterpret_cast<Halves8>(__builtin_shufflevector(bytes, Bytes16{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+    store_halves(((codes & 8) << 12) | ((codes & 7) << 6), 126, x);
+  } else {
+    for (int i = 0; i < 8; ++i) x[i] = decode_element<E>(load_code<E>(p, index + i));
   }
 }
 
-/// body::key_elements, by tables where they save the most.
+// Multiplies the elements of field F, decoded to x, by the scales of their blocks.
+template <LayoutPolicy P, class F>
+void scale_blocks(const kstd::byte* page, int token, float* x) {
+  using S = RowField<P, P::template section_of<role::Scale>>;
+  constexpr int block = P::Scaling::block;
+  for (int b = 0; b < F::count / block; ++b) {
+    const float scale = decode_element<S::element>(load_code<S::element>(page + S::offset(token), b));
+    float* values = x + F::first + b * block;
+    if constexpr (block % 4 == 0) {
+      for (int i = 0; i < block; i += 4) {
+        F4 product = load4(values + i) * all4(scale);
+        KVIRE_OPAQUE(product);
+        store4(values + i, product);
+      }
+    } else {
+      for (int i = 0; i < block; ++i) values[i] = mul_rn(values[i], scale);
+    }
+  }
+}
+
+/// body::key_elements.
+template <LayoutPolicy P>
+void key_elements(const kstd::byte* page, int token, float* x) {
+  for_each_field<P>([&](auto field) {
+    using F = decltype(field);
+    if constexpr (F::logical) {
+      const kstd::byte* at = page + F::offset(token);
+      constexpr int whole = F::count / 8 * 8;
+      for (int i = 0; i < whole; i += 8) decode8<F::element>(at, i, x + F::first + i);
+      for (int i = whole; i < F::count; ++i) x[F::first + i] = decode_element<F::element>(load_code<F::element>(at, i));
+      if constexpr (F::scaled && !body::scale_outside<P>) scale_blocks<P, F>(page, token, x);
+    }
+  });
+}
+#else
+/// body::key_elements, by a table where that saves the most.
 template <LayoutPolicy P>
 void key_elements(const kstd::byte* page, int token, float* x) {
   using F = RowField<P, 0>;
   if constexpr (F::scaled && F::count == P::dim && F::element == Element::e4m3 && body::scale_outside<P>) {
     for (int i = 0; i < F::count; ++i) x[i] = e4m3_table.value[load_code<F::element>(page + F::offset(token), i)];
-  } else if constexpr (F::scaled && F::count == P::dim && F::element == Element::e2m1 && !body::scale_outside<P> && P::Scaling::block % 2 == 0) {
-    decode_nibbles<P, F>(page, token, x);
   } else {
     body::key_elements<P>(page, token, x);
   }
 }
+#endif
 
 }  // namespace baseline
 
@@ -141,11 +210,22 @@ struct PanelToken {
 /// Fills a panel [P::dim][tokens] with the keys of `count` <= tokens tokens; columns of positions without a page, and those beyond, are zero.
 template <LayoutPolicy P>
 void fill_panel(const PanelToken* token, int count, int tokens, float* panel) {
-  float key[P::dim];
-  for (int t = 0; t < tokens; ++t) {
-    const bool usable = t < count && token[t].page != nullptr;
-    if (usable) baseline::key_elements<P>(token[t].page, token[t].row, key);
-    for (int d = 0; d < P::dim; ++d) panel[d * tokens + t] = usable ? key[d] : 0.0F;
+  alignas(16) float keys[4][P::dim];
+  for (int first = 0; first < tokens; first += 4) {
+    for (int t = 0; t < 4; ++t) {
+      if (first + t < count && token[first + t].page != nullptr) {
+        baseline::key_elements<P>(token[first + t].page, token[first + t].row, keys[t]);
+      } else {
+        __builtin_memset(keys[t], 0, sizeof(keys[t]));
+      }
+    }
+    int d = 0;
+#if KVIRE_X86_64
+    for (; d + 4 <= P::dim; d += 4) transpose4(keys[0] + d, P::dim, panel + d * tokens + first, tokens);
+#endif
+    for (; d < P::dim; ++d) {
+      for (int t = 0; t < 4; ++t) panel[d * tokens + first + t] = keys[t][d];
+    }
   }
 }
 

@@ -55,60 +55,92 @@ namespace baseline {
 inline constexpr int heads = 4;
 inline constexpr int tokens = 8;
 
-// out[t] = fma(w, relu(dots[t]), out[t]), in double where that is the same: the product is exact there, and rounding twice shows only where the
-// first rounding lands on a tie or the result leaves the normal range.
-inline void add_head(float w, const float* dots, float* out) {
-  float next[tokens];
-  bool exact = true;
-  for (int t = 0; t < tokens; ++t) {
-    double s = static_cast<double>(w) * static_cast<double>(body::relu(dots[t]));
-    KVIRE_OPAQUE(s);
-    s += static_cast<double>(out[t]);
-    KVIRE_OPAQUE(s);
-    next[t] = static_cast<float>(s);
-    exact &= (__builtin_bit_cast(kstd::uint64_t, s) & 0x1FFFFFFFU) != 0x10000000U && kvire::detail::is_well_normal_bits(bits_of(next[t]));
-  }
-  for (int t = 0; t < tokens; ++t) out[t] = exact ? next[t] : fma_rn(w, body::relu(dots[t]), out[t]);
+// out[t] = fma(w, relu(dots[t]), out[t])
+inline void add_head_slowly(float w, const float* dots, float* out, int count) {
+  for (int t = 0; t < count; ++t) out[t] = fma_rn(w, body::relu(dots[t]), out[t]);
 }
 
-inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool short_products, float* out) {
-  for (int t = 0; t < tokens; ++t) out[t] = 0;
-  for (int h = 0; h < head_count; h += heads, packed += heads * dim) {
-    float dots[heads][tokens] = {};
 #if KVIRE_X86_64
-    if (short_products) {
-      F4 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{};
-      for (int d = 0; d < dim; ++d) {
-        const F4 k0 = load4(panel + d * tokens);
-        const F4 k1 = load4(panel + d * tokens + 4);
-        const float* q = packed + d * heads;
-        a0 += k0 * q[0], a1 += k1 * q[0];
-        b0 += k0 * q[1], b1 += k1 * q[1];
-        c0 += k0 * q[2], c1 += k1 * q[2];
-        d0 += k0 * q[3], d1 += k1 * q[3];
-        // The order of the additions is the contract; without this an optimiser with a licence might split the sums.
-        KVIRE_OPAQUE(a0);
-        KVIRE_OPAQUE(a1);
-        KVIRE_OPAQUE(b0);
-        KVIRE_OPAQUE(b1);
-        KVIRE_OPAQUE(c0);
-        KVIRE_OPAQUE(c1);
-        KVIRE_OPAQUE(d0);
-        KVIRE_OPAQUE(d1);
-      }
-      const F4 all[heads * 2] = {a0, a1, b0, b1, c0, c1, d0, d1};
-      __builtin_memcpy(dots, all, sizeof(dots));
-    } else
-#endif
-    {
-      (void)short_products;
-      for (int j = 0; j < heads && h + j < head_count; ++j) {
-        for (int d = 0; d < dim; ++d) {
-          for (int t = 0; t < tokens; ++t) dots[j][t] = fma_rn(packed[d * heads + j], panel[d * tokens + t], dots[j][t]);
-        }
-      }
+// The same for four tokens and a finite weight, in double where that is the same: the product is exact there, and rounding twice shows only where
+// the first rounding lands on a tie or the result leaves the normal range; where the product is zero, nothing is rounded.
+KVIRE_INLINE void add_head4(float w, F4 dots, F4& out) {
+  const F4 x = relu4(dots);
+  const D2 weight = {static_cast<double>(w), static_cast<double>(w)};
+  D2 low = low_doubles(x) * weight;
+  D2 high = high_doubles(x) * weight;
+  KVIRE_OPAQUE(low);
+  KVIRE_OPAQUE(high);
+  low += low_doubles(out);
+  high += high_doubles(out);
+  KVIRE_OPAQUE(low);
+  KVIRE_OPAQUE(high);
+  const F4 next = floats_of(low, high);
+  const I4 rest = __builtin_shufflevector(reinterpret_cast<I4>(low), reinterpret_cast<I4>(high), 0, 2, 4, 6) & 0x1FFFFFFF;
+  const I4 magnitude = reinterpret_cast<I4>(next) & 0x7FFFFFFF;
+  const I4 none = reinterpret_cast<I4>(x) == 0;
+  const I4 good = none | ((rest != 0x10000000) & (magnitude > (27 << 23) - 1) & (magnitude < 255 << 23));
+  if (__builtin_ia32_movmskps(reinterpret_cast<F4>(good)) == 15) [[likely]] {
+    out = next;
+    return;
+  }
+  float slow[8];
+  store4(slow, dots);
+  store4(slow + 4, out);
+  add_head_slowly(w, slow, slow + 4, 4);
+  out = load4(slow + 4);
+}
+
+// For products that are exact in f32 (see are_short) and finite weights.
+inline void short_sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, float* out) {
+  F4 s0{}, s1{};
+  for (int h = 0; h < head_count; h += heads) {
+    F4 a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{};
+    const float* k = panel;
+    for (int d = 0; d < dim; ++d, packed += heads, k += tokens) {
+      const F4 q = load4(packed);
+      const F4 qa = lane4<0>(q), qb = lane4<1>(q), qc = lane4<2>(q), qd = lane4<3>(q);
+      const F4 k0 = load4(k), k1 = load4(k + 4);
+      a0 += k0 * qa, a1 += k1 * qa;
+      b0 += k0 * qb, b1 += k1 * qb;
+      c0 += k0 * qc, c1 += k1 * qc;
+      d0 += k0 * qd, d1 += k1 * qd;
+      // The order of the additions is the contract; without this an optimiser with a licence might split the sums.
+      KVIRE_OPAQUE(a0);
+      KVIRE_OPAQUE(a1);
+      KVIRE_OPAQUE(b0);
+      KVIRE_OPAQUE(b1);
+      KVIRE_OPAQUE(c0);
+      KVIRE_OPAQUE(c1);
+      KVIRE_OPAQUE(d0);
+      KVIRE_OPAQUE(d1);
     }
-    for (int j = 0; j < heads && h + j < head_count; ++j) add_head(weights[h + j], dots[j], out);
+    const F4 dots[heads][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
+    for (int j = 0; j < heads && h + j < head_count; ++j) {
+      add_head4(weights[h + j], dots[j][0], s0);
+      add_head4(weights[h + j], dots[j][1], s1);
+    }
+  }
+  store4(out, s0);
+  store4(out + 4, s1);
+}
+#endif
+
+inline void sums(const float* packed, const float* weights, const float* panel, int head_count, int dim, bool short_products, float* out) {
+#if KVIRE_X86_64
+  bool finite = true;
+  for (int h = 0; h < head_count; ++h) finite &= abs_bits(bits_of(weights[h])) < infinity_bits;
+  if (short_products && finite) return short_sums(packed, weights, panel, head_count, dim, out);
+#else
+  (void)short_products;
+#endif
+  for (int t = 0; t < tokens; ++t) out[t] = 0;
+  for (int h = 0; h < head_count; ++h) {
+    float dots[tokens] = {};
+    const float* q = packed + h / heads * heads * dim + h % heads;
+    for (int d = 0; d < dim; ++d) {
+      for (int t = 0; t < tokens; ++t) dots[t] = fma_rn(q[d * heads], panel[d * tokens + t], dots[t]);
+    }
+    add_head_slowly(weights[h], dots, out, tokens);
   }
 }
 

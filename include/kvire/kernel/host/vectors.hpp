@@ -16,7 +16,13 @@ namespace simd {
 using F4 = float __attribute__((vector_size(16)));
 using F8 = float __attribute__((vector_size(32)));
 using F16 = float __attribute__((vector_size(64)));
+using I4 = kstd::int32_t __attribute__((vector_size(16)));
 using U4 = kstd::uint32_t __attribute__((vector_size(16)));
+using D2 = double __attribute__((vector_size(16)));
+using F2 = float __attribute__((vector_size(8)));
+using L2 = kstd::uint64_t __attribute__((vector_size(16)));
+using SignedBytes16 = char __attribute__((vector_size(16)));
+using Bytes16 = kstd::uint8_t __attribute__((vector_size(16)));
 using I8 = kstd::int32_t __attribute__((vector_size(32)));
 using I16 = kstd::int32_t __attribute__((vector_size(64)));
 using U8 = kstd::uint32_t __attribute__((vector_size(32)));
@@ -31,6 +37,34 @@ KVIRE_INLINE F4 load4(const void* p) {
   F4 x;
   __builtin_memcpy(&x, p, sizeof(x));
   return x;
+}
+
+KVIRE_INLINE void store4(float* p, F4 x) { __builtin_memcpy(p, &x, sizeof(x)); }
+KVIRE_INLINE F4 all4(float x) { return F4{x, x, x, x}; }
+/// Lane I in all lanes.
+template <int I>
+KVIRE_INLINE F4 lane4(F4 x) {
+  return reinterpret_cast<F4>(__builtin_shufflevector(reinterpret_cast<I4>(x), reinterpret_cast<I4>(x), I, I, I, I));
+}
+/// body::relu of each lane.
+KVIRE_INLINE F4 relu4(F4 x) {
+  const I4 bits = reinterpret_cast<I4>(x);
+  return reinterpret_cast<F4>(bits & (bits > minus_infinity));
+}
+KVIRE_INLINE D2 low_doubles(F4 x) { return __builtin_convertvector(__builtin_shufflevector(x, x, 0, 1), D2); }
+KVIRE_INLINE D2 high_doubles(F4 x) { return __builtin_convertvector(__builtin_shufflevector(x, x, 2, 3), D2); }
+KVIRE_INLINE F4 floats_of(D2 low, D2 high) {
+  return __builtin_shufflevector(__builtin_convertvector(low, F2), __builtin_convertvector(high, F2), 0, 1, 2, 3);
+}
+/// Transposes 4 rows of 4 floats.
+KVIRE_INLINE void transpose4(const float* from, kstd::int64_t from_stride, float* to, kstd::int64_t to_stride) {
+  const F4 a0 = load4(from), a1 = load4(from + from_stride), a2 = load4(from + 2 * from_stride), a3 = load4(from + 3 * from_stride);
+  const F4 b0 = __builtin_shufflevector(a0, a1, 0, 4, 1, 5), b1 = __builtin_shufflevector(a2, a3, 0, 4, 1, 5);
+  const F4 b2 = __builtin_shufflevector(a0, a1, 2, 6, 3, 7), b3 = __builtin_shufflevector(a2, a3, 2, 6, 3, 7);
+  store4(to, __builtin_shufflevector(b0, b1, 0, 1, 4, 5));
+  store4(to + to_stride, __builtin_shufflevector(b0, b1, 2, 3, 6, 7));
+  store4(to + 2 * to_stride, __builtin_shufflevector(b2, b3, 0, 1, 4, 5));
+  store4(to + 3 * to_stride, __builtin_shufflevector(b2, b3, 2, 3, 6, 7));
 }
 
 KVIRE_TARGET_AVX2 KVIRE_INLINE F8 load8(const void* p) {
