@@ -62,6 +62,9 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
       ->check(CLI::IsMember({"auto", "tuned", "plain"}))
       ->capture_default_str();
   app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall"}));
+  app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
+  app.add_option("--device-percent", options.device_percent, "with --cache-only: device pages, of all distinct ones")->check(at_least(1, 100))->capture_default_str();
+  app.add_option("--host-percent", options.host_percent, "with --cache-only: host pages, of all distinct ones")->check(at_least(0, 100))->capture_default_str();
   app.add_flag("--quiet", options.quiet, "no progress");
   try {
     app.parse(argc, argv);

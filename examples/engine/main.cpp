@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 
+#include "cache_only.hpp"
 #include "cli.hpp"
 #include "experiments.hpp"
 #include "run.hpp"
@@ -36,11 +37,21 @@ int replay(const engine::Options& options, const std::vector<engine::Request>& r
   return differs ? engine::exit_mismatch : 0;
 }
 
+// The prefix cache alone.
+int run_cache_only(const engine::Options& options) {
+  auto json = engine::cache_only(options);
+  if (!json) return fail(json.error());
+  if (options.json.empty()) return 0;
+  const auto written = engine::write_json(options.json, json.value());
+  return written.ok() ? 0 : fail(written.error());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   engine::Options options;
   if (const auto status = engine::parse_command_line(argc, argv, options)) return *status;
+  if (options.cache_only) return run_cache_only(options);
   auto requests = engine::load_requests(options);
   if (!requests) return fail(requests.error());
   if (options.trace.empty()) fmt::print("no --trace: {} requests of made-up multi-turn conversations\n", requests.value().size());

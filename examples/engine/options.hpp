@@ -27,6 +27,9 @@ struct Options {
   std::string json;
   Damage inject = Damage::none;
   std::string experiment;
+  bool cache_only = false;
+  int device_percent = 10;  ///< of a cache-only run: pages of each tier, of all distinct ones
+  int host_percent = 30;
   bool quiet = false;
 };
 

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvire/tier/prefix_places.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// The longest prefix that is there.
+struct PrefixMatch {
+  std::int32_t node = -1;              ///< its end; the root if nothing matches
+  std::int64_t pages = 0;
+  std::int64_t on[cache_tiers] = {};   ///< of `pages`: by the tier of the slowest space that needs the page
+  std::int64_t cut = 0;                ///< pages behind it that are there, but without the tail that a restart needs
+  bool forgotten = false;              ///< the next page is known by name, but its bytes are gone
+};
+
+/// A radix prefix cache: which pages of which token prefixes are where. Keyed by token ids in whole pages below a namespace; holds the page references of
+/// what it caches, one for each page-id space. Moves no bytes: who does reports what is on its way (PrefixPlaces).
+///
+/// A page in the cache is complete and never written again. Tails, pages that are not full yet, stay with their request. Lookups cost O(pages)
+/// and allocate nothing. Not for several threads at once; match and node numbers hold until the next call that is not const.
+template <int Spaces = 1, EvictionPolicy Policy = Lru>
+class PrefixCache : public PrefixPlaces<Spaces, Policy> {
+  using Places = PrefixPlaces<Spaces, Policy>;
+
+ public:
+  using Shape = PrefixShape<Spaces>;
+  /// Device pages of one page of tokens, one a space. Empty where a request has none (of a tail).
+  using Pages = std::array<PageRef<DevicePage>, static_cast<std::size_t>(Spaces)>;
+
+  /// A running request's hold on a prefix: none of its pages is evicted, as long as it is alive. The cache must outlive it, in its place. Move-only.
+  class Ref {
+   public:
+    Ref() = default;
+    Ref(Ref&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), node_(std::exchange(other.node_, -1)) {}
+    Ref& operator=(Ref&& other) noexcept {
+      std::swap(cache_, other.cache_);
+      std::swap(node_, other.node_);
+      return *this;
+    }
+    ~Ref() {
+      if (cache_ != nullptr) cache_->unpin(node_);
+    }
+    explicit operator bool() const { return cache_ != nullptr; }
+    /// The prefix's last page, or the root. Requires a prefix.
+    std::int32_t node() const { return node_; }
+    std::int64_t pages() const { return cache_->depth(node_); }
+
+   private:
+    friend class PrefixCache;
+    Ref(PrefixCache* cache, std::int32_t node) : cache_(cache), node_(node) {}
+    PrefixCache* cache_ = nullptr;
+    std::int32_t node_ = -1;
+  };
+
+  /// Errors: invalid_argument for a shape that no bundle has (see check_shape).
+  static Result<PrefixCache> make(const Shape& shape, const Policy& policy = Policy()) {
+    if (Status ok = check_shape(shape); !ok.ok()) return ok.error();
+    return Result<PrefixCache>(PrefixCache(shape, policy));
+  }
+
+  /// The root of a namespace: made at first sight, valid as long as the cache.
+  std::int32_t root(const PrefixNamespace& names) {
+    const std::int32_t node = this->tree_.root(names);
+    this->grow();
+    return node;
+  }
+
+  /// The longest prefix of `tokens`, in whole pages, that can be continued: it is there in every space that needs it. A request that must compute its last
+  /// token itself passes all tokens but that one. Counts as a use of the pages.
+  PrefixMatch find(std::int32_t root, std::span<const TokenId> tokens) {
+    PrefixMatch match;
+    match.node = root;
+    this->new_tick();
+    const std::int64_t page = this->shape_.page_tokens;
+    std::int64_t here[Spaces] = {};  // pages in a row that each space has
+    std::int64_t on[cache_tiers] = {};
+    std::int64_t known = 0;
+    std::int32_t at = root;
+    for (const TokenId* next = tokens.data(); tokens.data() + tokens.size() - next >= page; next += page) {
+      const std::int32_t child = this->tree_.child(at, this->tree_.name_below(at, next), next);
+      if (child < 0) break;
+      const int tier = this->slowest_every(child);
+      if (tier == cache_tiers) {
+        match.forgotten = true;
+        break;
+      }
+      this->touch_every(child);
+      ++known;
+      ++on[tier];
+      at = child;
+      if (!tails_there(child, known, here)) continue;
+      match.node = child;
+      match.pages = known;
+      for (int t = 0; t < cache_tiers; ++t) match.on[t] = on[t];
+    }
+    match.cut = known - match.pages;
+    count_tails(match);
+    return match;
+  }
+
+  /// Holds a prefix. Pages that are draining stay. O(pages).
+  Ref acquire(std::int32_t node) {
+    this->pin(node);
+    return Ref(this, node);
+  }
+  Ref acquire(const PrefixMatch& match) { return acquire(match.node); }
+
+  enum class Published : unsigned char {
+    added,   ///< new: the cache owns the pages that were given
+    joined,  ///< known by name or on a slower tier: the pages that were missing on the device are the cache's now, others are still the caller's
+    known    ///< there already, published by somebody else: the caller still has its pages, and may go on with the cache's instead
+  };
+
+  /// Adds the next whole page behind `at`, computed or received, and moves `at` behind it. Takes references from `pages` for what is not on the
+  /// device yet. Errors, which change nothing: invalid_argument for tokens that are not one page, or a space whose pages are needed and without one.
+  Result<Published> extend(Ref& at, std::span<const TokenId> tokens, Pages& pages) {
+    if (static_cast<std::int64_t>(tokens.size()) != this->shape_.page_tokens) {
+      return Error{ErrorCode::invalid_argument, "prefix cache: " + std::to_string(tokens.size()) + " tokens are not one page of " +
+                                                    std::to_string(this->shape_.page_tokens) + "; the tail stays with its request"};
+    }
+    for (int s = 0; s < Spaces; ++s) {
+      if (this->shape_.spaces[s].need == PrefixNeed::every && !pages[static_cast<std::size_t>(s)]) {
+        return Error{ErrorCode::invalid_argument, "prefix cache: a page without its part in space " + std::to_string(s)};
+      }
+    }
+    this->new_tick();
+    const Hash128 name = this->tree_.name_below(at.node_, tokens.data());
+    std::int32_t child = this->tree_.child(at.node_, name, tokens.data());
+    Published how = child < 0 ? Published::added : Published::known;
+    if (child < 0) {
+      child = this->tree_.add(at.node_, name, tokens.data());
+      this->grow();
+    }
+    for (int s = 0; s < Spaces; ++s) {
+      auto& ref = pages[static_cast<std::size_t>(s)];
+      if (!ref || this->shape_.spaces[s].need == PrefixNeed::never || !this->take_device(child, s, ref)) continue;
+      if (how == Published::known) how = Published::joined;
+    }
+    this->touch_all(child);
+    this->pin_next(at.node_, child);
+    at.node_ = child;
+    return how;
+  }
+
+ private:
+  PrefixCache(const Shape& shape, const Policy& policy) : Places(shape, policy) {}
+
+  // Whether every tail that a restart behind the node needs is there; `here` counts pages in a row.
+  bool tails_there(std::int32_t node, std::int64_t depth, std::int64_t (&here)[Spaces]) const {
+    bool all = true;
+    for (int s = 0; s < Spaces; ++s) {
+      if (this->shape_.spaces[s].need != PrefixNeed::tail) continue;
+      here[s] = this->place(node, s).anywhere() ? here[s] + 1 : 0;
+      all = all && here[s] >= min_of(this->reach(s), depth);
+    }
+    return all;
+  }
+  // Moves pages whose tail is on a slower tier than their other spaces to that tier's count, and touches the tails.
+  void count_tails(PrefixMatch& match) {
+    std::int64_t longest = 0;
+    for (int s = 0; s < Spaces; ++s) longest = this->shape_.spaces[s].need == PrefixNeed::tail ? max_of(longest, this->reach(s)) : longest;
+    std::int32_t node = match.node;
+    for (std::int64_t i = 0; i < min_of(longest, match.pages); ++i, node = this->tree_.parent(node)) {
+      const int without = this->slowest_every(node);
+      int with = without;
+      for (int s = 0; s < Spaces; ++s) {
+        if (this->shape_.spaces[s].need != PrefixNeed::tail || i >= this->reach(s)) continue;
+        with = max_of(with, this->place(node, s).level());
+        this->touch(node, s);
+      }
+      --match.on[without];
+      ++match.on[with];
+    }
+  }
+};
+
+KVIRE_NAMESPACE_END

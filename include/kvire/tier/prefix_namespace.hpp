@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <kvire/base/hash.hpp>
+#include <kvire/layout/fingerprint.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// What must agree, beside the tokens, before a page may be shared. Compared field by field; nothing is joined, so "a" + "bc" is not "ab" + "c".
+struct PrefixNamespace {
+  std::string model = {};    ///< the weights: name and revision
+  Hash128 layout = {};       ///< bundle_fingerprint128 of what the model keeps
+  std::string adapter = {};  ///< of the weights (LoRA); empty: none
+  std::string salt = {};     ///< of a tenant that shares with nobody else; a secret, where tenants must not guess each other's pages
+  std::int32_t rank = 0;     ///< of `ranks` that hold different parts of a page; replicated pages have rank 0 of 1
+  std::int32_t ranks = 1;
+
+  friend bool operator==(const PrefixNamespace&, const PrefixNamespace&) = default;
+
+  /// One line that two namespaces share only if they are equal: every text carries its length in bytes.
+  std::string text() const {
+    const auto field = [](const char* tag, const std::string& value) { return std::string(tag) + std::to_string(value.size()) + ":" + value; };
+    return "kvire.prefix/1;" + field("model=", model) + ";layout=" + hex_text(layout).c_str() + ";" + field("adapter=", adapter) + ";" +
+           field("salt=", salt) + ";rank=" + std::to_string(rank) + "/" + std::to_string(ranks);
+  }
+  /// What the names of its pages start from.
+  Hash128 digest() const {
+    const std::string t = text();
+    return hash_text(t.data(), static_cast<int>(t.size()));
+  }
+};
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvire/tier/policy_queue.hpp>
+#include <kvire/tier/prefix_place.hpp>
+#include <kvire/tier/prefix_shape.hpp>
+#include <kvire/tier/prefix_tree.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// The half of a prefix cache that whoever moves bytes talks to: where the pages of each node are, what is on its way, and which page is to go next.
+/// Per page-id space; node numbers come from a PrefixMatch or a Ref.
+///
+/// A page of a space whose pages are all needed leaves a tier only after those of its children, so that what stays can be reached. A page that a
+/// request holds, or that is being copied, does not leave the tier it is used from.
+template <int Spaces, EvictionPolicy Policy>
+class PrefixPlaces {
+ public:
+  const PrefixShape<Spaces>& shape() const { return shape_; }
+  /// Pages known by name.
+  std::int64_t pages() const { return tree_.pages(); }
+  std::int32_t depth(std::int32_t node) const { return tree_.depth(node); }
+  bool is_root(std::int32_t node) const { return tree_.is_root(node); }
+  /// Requires a node that is no root.
+  std::int32_t parent(std::int32_t node) const { return tree_.parent(node); }
+  /// Digest of the namespace and of all tokens up to the node's end.
+  const Hash128& name(std::int32_t node) const { return tree_.name(node); }
+  const PrefixNamespace& names(std::int32_t node) const { return tree_.names(node); }
+
+  PageState state(std::int32_t node, int space) const { return place(node, space).state(); }
+  bool has(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::whole; }
+  /// Empty if the device has, and awaits, no copy. The same for the host.
+  const PageRef<DevicePage>& device(std::int32_t node, int space) const { return place(node, space).device; }
+  const PageRef<HostPage>& host(std::int32_t node, int space) const { return place(node, space).host; }
+  /// Running requests that hold the page.
+  std::int32_t pins(std::int32_t node, int space) const { return place(node, space).pins; }
+
+  /// The nodes from the first page to `node`, into exactly depth(node) places.
+  void path(std::int32_t node, std::span<std::int32_t> out) const {
+    for (std::size_t i = out.size(); i-- > 0; node = tree_.parent(node)) out[i] = node;
+  }
+
+  /// A copy of the page is on its way to the device or the host. Requires that it has none there, and a whole one on another tier.
+  void arrive(std::int32_t node, int space, PageRef<DevicePage> page) {
+    change(node, space, [&](Place& p) {
+      p.device = std::move(page);
+      p.copy[0] = Copy::arriving;
+    });
+  }
+  void arrive(std::int32_t node, int space, PageRef<HostPage> page) {
+    change(node, space, [&](Place& p) {
+      p.host = std::move(page);
+      p.copy[1] = Copy::arriving;
+    });
+  }
+  void arrive_file(std::int32_t node, int space) {
+    change(node, space, [](Place& p) { p.copy[2] = Copy::arriving; });
+  }
+  /// The device copy is to go when the copy on its way to the host has arrived. A request that acquires the page in between keeps it.
+  void leave(std::int32_t node, int space) {
+    queue(space, 0).evicted(place(node, space).rank[0]);
+    change(node, space, [](Place& p) { p.leaving = p.pins == 0; });
+  }
+  /// The copy has arrived, or has failed to: then nothing is there, and the copy it was made from stays.
+  void arrived(std::int32_t node, int space, CacheTier tier, bool ok) {
+    const int t = static_cast<int>(tier);
+    if (!ok) {
+      change(node, space, [&](Place& p) { clear(p, t); });
+    } else {
+      change(node, space, [&](Place& p) { p.copy[t] = Copy::whole; });
+    }
+    const bool gives_up = ok && place(node, space).leaving && tier == CacheTier::host;
+    if (place(node, space).leaving) {
+      change(node, space, [&](Place& p) {
+        p.leaving = false;
+        if (gives_up) clear(p, 0);
+      });
+    }
+    reap(node);
+  }
+  /// A copy that is known to be on a tier whose pages the cache does not own, such as one that survived a restart.
+  void found_file(std::int32_t node, int space) {
+    change(node, space, [](Place& p) { p.copy[2] = Copy::whole; });
+  }
+
+  /// The page to give up next on a tier; -1 if none may go.
+  std::int32_t victim(int space, CacheTier tier) {
+    const int t = static_cast<int>(tier);
+    return queue(space, t).lowest([&](std::int32_t node) { return place(node, space).rank[t]; }, [&](std::int32_t node) { return may_go(node, space, t); });
+  }
+  /// Gives up the copy on one tier. Requires that it is whole and not being copied; with the last copy of a page its name goes too, unless longer
+  /// prefixes are known. Those that only slower tiers have are out of reach from then on, and age there.
+  void drop(std::int32_t node, int space, CacheTier tier) {
+    const int t = static_cast<int>(tier);
+    queue(space, t).evicted(place(node, space).rank[t]);
+    change(node, space, [&](Place& p) { clear(p, t); });
+    if (shape_.spaces[space].need == PrefixNeed::every && !place(node, space).anywhere()) drop_tails(node);
+    reap(node);
+  }
+
+ protected:
+  using Place = detail::PrefixPlace;
+  using Copy = Place::Copy;
+
+  PrefixPlaces(const PrefixShape<Spaces>& shape, const Policy& policy)
+      : shape_(shape), tree_(shape.page_tokens, shape.keep_tokens), queues_(static_cast<std::size_t>(Spaces * cache_tiers), Queue(policy)) {}
+
+  void new_tick() { ++tick_; }
+  void grow() { places_.resize(tree_.slots()); }
+
+  Place& place(std::int32_t node, int space) { return places_[static_cast<std::size_t>(node)].places[space]; }
+  const Place& place(std::int32_t node, int space) const { return places_[static_cast<std::size_t>(node)].places[space]; }
+  // Pages of a tail space that the next token looks back to.
+  std::int64_t reach(int space) const { return max_of<std::int64_t>(1, ceil_div(shape_.spaces[space].tail_tokens - 1, shape_.page_tokens)); }
+
+  void touch(std::int32_t node, int space) {
+    Place& p = place(node, space);
+    ++p.uses;
+    for (int t = 0; t < cache_tiers; ++t) p.rank[t] = queue(space, t).policy().rank(p.uses, tick_);
+  }
+
+  // Number of the slowest tier that a space whose pages are all needed would come from; cache_tiers: from nowhere.
+  int slowest_every(std::int32_t node) const {
+    int tier = 0;
+    for (int s = 0; s < Spaces; ++s) {
+      if (shape_.spaces[s].need == PrefixNeed::every) tier = max_of(tier, place(node, s).level());
+    }
+    return tier;
+  }
+  void touch_every(std::int32_t node) {
+    for (int s = 0; s < Spaces; ++s) {
+      if (shape_.spaces[s].need == PrefixNeed::every) touch(node, s);
+    }
+  }
+  void touch_all(std::int32_t node) {
+    for (int s = 0; s < Spaces; ++s) touch(node, s);
+  }
+
+  // --- holds ---
+
+  void pin(std::int32_t node) {
+    ++entry(node).users;
+    each_pinned(node, [&](std::int32_t n, int s) {
+      ++place(n, s).pins;
+      if (place(n, s).leaving) change(n, s, [](Place& p) { p.leaving = false; });
+    });
+  }
+  void unpin(std::int32_t node) {
+    --entry(node).users;
+    each_pinned(node, [&](std::int32_t n, int s) {
+      if (--place(n, s).pins == 0) offer(n, s);
+    });
+    reap(node);
+  }
+  // The same as pinning `child` and then unpinning its parent `node`, in less time.
+  void pin_next(std::int32_t node, std::int32_t child) {
+    ++entry(child).users;
+    --entry(node).users;
+    for (int s = 0; s < Spaces; ++s) {
+      if (shape_.spaces[s].need == PrefixNeed::never) continue;
+      Place& p = place(child, s);
+      ++p.pins;
+      if (p.leaving) change(child, s, [](Place& q) { q.leaving = false; });
+      if (shape_.spaces[s].need == PrefixNeed::every) continue;
+      std::int32_t last = child;
+      for (std::int64_t i = 0; i < reach(s) && !tree_.is_root(last); ++i) last = tree_.parent(last);
+      if (!tree_.is_root(last) && --place(last, s).pins == 0) offer(last, s);
+    }
+  }
+
+  // A device copy from a request's hands, where there is none; false if there is one, or one is on its way.
+  bool take_device(std::int32_t node, int space, PageRef<DevicePage>& page) {
+    if (place(node, space).copy[0] != Copy::none) return false;
+    change(node, space, [&](Place& p) {
+      p.device = std::move(page);
+      p.copy[0] = Copy::whole;
+    });
+    return true;
+  }
+
+ private:
+  struct Entry {
+    Place places[Spaces];
+    std::int32_t users = 0;  // references that end here
+  };
+  using Queue = detail::PolicyQueue<Policy>;
+
+  Entry& entry(std::int32_t node) { return places_[static_cast<std::size_t>(node)]; }
+  Queue& queue(int space, int tier) { return queues_[static_cast<std::size_t>(space * cache_tiers + tier)]; }
+
+  template <class F>
+  void each_pinned(std::int32_t node, F&& f) {
+    std::int64_t back = 0;
+    for (; !tree_.is_root(node); node = tree_.parent(node), ++back) {
+      for (int s = 0; s < Spaces; ++s) {
+        const PrefixNeed need = shape_.spaces[s].need;
+        if (need == PrefixNeed::every || (need == PrefixNeed::tail && back < reach(s))) f(node, s);
+      }
+    }
+  }
+
+  bool may_go(std::int32_t node, int space, int tier) const {
+    const Place& p = place(node, space);
+    if (p.copy[tier] != Copy::whole || p.in_flight()) return false;
+    if (p.level() < tier) return true;
+    return p.pins == 0 && (shape_.spaces[space].need == PrefixNeed::tail || p.within[tier] == 0);
+  }
+  void offer(std::int32_t node, int space) {
+    for (int t = 0; t < cache_tiers; ++t) {
+      if (may_go(node, space, t) && !queue(space, t).holds(node)) queue(space, t).push(node, place(node, space).rank[t]);
+    }
+  }
+
+  static void clear(Place& p, int tier) {
+    p.copy[tier] = Copy::none;
+    if (tier == 0) p.device.reset();
+    if (tier == 1) p.host.reset();
+  }
+
+  // Every change of a page's copies: keeps the parent's counts and the queues up to date.
+  template <class F>
+  void change(std::int32_t node, int space, F&& f) {
+    Place& p = place(node, space);
+    const int before = p.level();
+    f(p);
+    const int after = p.level();
+    if (before != after && shape_.spaces[space].need == PrefixNeed::every && !tree_.is_root(tree_.parent(node))) {
+      const std::int32_t parent = tree_.parent(node);
+      for (int t = after; t < before; ++t) ++place(parent, space).within[t];
+      for (int t = before; t < after; ++t) --place(parent, space).within[t];
+      offer(parent, space);
+    }
+    offer(node, space);
+  }
+
+  void drop_tails(std::int32_t node) {
+    for (int s = 0; s < Spaces; ++s) {
+      for (int t = 0; t < cache_tiers; ++t) {
+        if (shape_.spaces[s].need == PrefixNeed::tail && may_go(node, s, t)) change(node, s, [&](Place& p) { clear(p, t); });
+      }
+    }
+  }
+
+  // Forgets names that nobody needs.
+  void reap(std::int32_t node) {
+    while (!tree_.is_root(node) && tree_.children(node) == 0 && entry(node).users == 0) {
+      for (int s = 0; s < Spaces; ++s) {
+        if (place(node, s).anywhere()) return;
+      }
+      for (int s = 0; s < Spaces; ++s) {
+        for (int t = 0; t < cache_tiers; ++t) {
+          if (queue(s, t).holds(node)) queue(s, t).remove(node);
+        }
+      }
+      const std::int32_t parent = tree_.parent(node);
+      entry(node) = {};
+      tree_.remove(node);
+      node = parent;
+    }
+  }
+
+ protected:
+  PrefixShape<Spaces> shape_;
+  detail::PrefixTree tree_;
+
+ private:
+  std::uint64_t tick_ = 0;
+  std::vector<Entry> places_;
+  std::vector<Queue> queues_;
+};
+
+KVIRE_NAMESPACE_END

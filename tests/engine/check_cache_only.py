@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Counts, from a trace alone, what a prefix cache of whole 512-token blocks must hit when it keeps everything, and what Belady's choice hits with less room;
+compares with what kvire_engine --cache-only reports. Shares no code with the engine.
+
+usage: check_cache_only.py KVIRE_ENGINE [TRACE] [--hits N --blocks N]
+Without a trace it makes one. --hits and --blocks are what the whole trace is known to give."""
+import argparse
+import heapq
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import check_hits
+
+
+def whole_blocks(trace):
+    return [r["hash_ids"][: r["input_length"] // check_hits.BLOCK] for r in trace]
+
+
+def expected_hits(requests):
+    """Blocks of the longest prefix that an earlier request had. A prefix is the whole list of ids up to its end."""
+    seen = set()
+    hits = 0
+    for ids in requests:
+        whole = 0
+        while whole < len(ids) and (ids[whole], ids[whole - 1] if whole else None) in seen:
+            whole += 1
+        hits += whole
+        seen.update((ids[i], ids[i - 1] if i else None) for i in range(len(ids)))
+    return hits
+
+
+def belady(requests, capacity):
+    uses = [block for ids in requests for block in ids]
+    later, next_use = {}, [0] * len(uses)
+    for i in reversed(range(len(uses))):
+        next_use[i] = later.get(uses[i], len(uses))
+        later[uses[i]] = i
+    held, heap, hits = {}, [], 0
+    for i, block in enumerate(uses):
+        hits += block in held
+        held[block] = next_use[i]
+        heapq.heappush(heap, (-next_use[i], block))
+        while len(held) > capacity:
+            when, victim = heapq.heappop(heap)
+            if held.get(victim) == -when:
+                del held[victim]
+    return hits
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine")
+    parser.add_argument("trace", nargs="?")
+    parser.add_argument("--hits", type=int)
+    parser.add_argument("--blocks", type=int)
+    args = parser.parse_args()
+    if args.trace and not pathlib.Path(args.trace).exists():
+        print(f"SKIPPED: no trace at {args.trace}; its hits are not checked")
+        return 77
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(args.trace or pathlib.Path(folder, "made.jsonl"))
+        if args.trace is None:
+            path.write_text("".join(json.dumps(r) + "\n" for r in check_hits.made_trace(600)))
+        requests = whole_blocks([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
+        result = pathlib.Path(folder, "result.json")
+        status = subprocess.run([args.engine, "--cache-only", "--trace", str(path), "--json", str(result)]).returncode
+        got = json.loads(result.read_text())
+    blocks, hits = sum(map(len, requests)), expected_hits(requests)
+    best_device = belady(requests, got["device_blocks"])
+    best = belady(requests, got["device_blocks"] + got["host_blocks"])
+    wrong = []
+
+    def demand(what, value, expected):
+        if value != expected:
+            wrong.append(f"{what}: {value}, expected {expected}")
+
+    demand("exit status", status, 0)
+    demand("full_blocks", got["full_blocks"], blocks)
+    demand("hit_blocks", got["hit_blocks"], hits)
+    demand("distinct_blocks", got["distinct_blocks"], len({block for ids in requests for block in ids}))
+    demand("belady on the device", got["belady"]["device_hit_blocks"], best_device)
+    demand("belady on device and host", got["belady"]["hit_blocks"], best)
+    if args.hits is not None:
+        demand("hit_blocks of the whole trace", hits, args.hits)
+        demand("full_blocks of the whole trace", blocks, args.blocks)
+    for run in got["policies"]:
+        name = f"{run['policy']} {run['write']}"
+        if not 0 < run["device_hit_blocks"] <= best_device:
+            wrong.append(f"{name}: {run['device_hit_blocks']} device hits, possible are up to {best_device}")
+        if not run["device_hit_blocks"] < run["hit_blocks"] <= best:
+            wrong.append(f"{name}: {run['hit_blocks']} hits, possible are up to {best}")
+        demand(f"{name}: sum of hits", run["hit_blocks"], run["device_hit_blocks"] + run["host_hit_blocks"])
+    demand("policies", len(got["policies"]), 4)
+    print("\n".join(wrong) if wrong else f"{hits} of {blocks} blocks, as expected")
+    return 1 if wrong or hits == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
