@@ -7,6 +7,7 @@ set(kvire_package_folder "${CMAKE_INSTALL_DATADIR}/cmake/kvire")
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/adapt/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(TARGETS kvire EXPORT kvire-targets INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT kvire-targets NAMESPACE kvire:: DESTINATION "${kvire_package_folder}")
 
@@ -18,6 +19,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/kvire-config-version.cma
 install(FILES
   "${PROJECT_BINARY_DIR}/kvire-config.cmake"
   "${PROJECT_BINARY_DIR}/kvire-config-version.cmake"
+  "${CMAKE_CURRENT_LIST_DIR}/KvireAdaptors.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/KvireCudaTarget.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/KvireLayoutCheck.cmake"
   DESTINATION "${kvire_package_folder}")

@@ -5,6 +5,7 @@ option(KVIRE_BUILD_TESTS "Build kvire's tests" ${PROJECT_IS_TOP_LEVEL})
 option(KVIRE_BUILD_CHECKS "Register the header, fail, meta and consumer checks (with KVIRE_BUILD_TESTS)" ${PROJECT_IS_TOP_LEVEL})
 option(KVIRE_BUILD_EXAMPLES "Build kvire's examples" ${PROJECT_IS_TOP_LEVEL})
 option(KVIRE_BUILD_BENCHMARKS "Build kvire's benchmarks" OFF)
+option(KVIRE_ADAPTORS "Define kvire::xxhash and kvire::liburing where their libraries are" ${PROJECT_IS_TOP_LEVEL})
 option(KVIRE_INSTALL "Generate kvire's install rules" ${PROJECT_IS_TOP_LEVEL})
 option(KVIRE_WARNINGS_AS_ERRORS "Treat warnings in kvire's own tests and examples as errors" ${PROJECT_IS_TOP_LEVEL})
 

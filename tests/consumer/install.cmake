@@ -15,5 +15,5 @@ foreach(file IN LISTS files)
     endif()
   endforeach()
 endforeach()
-execute_process(COMMAND "${CMAKE_COMMAND}" -E tar czf "${FOLDER}/kvire.tar.gz" CMakeLists.txt LICENSE cmake include
+execute_process(COMMAND "${CMAKE_COMMAND}" -E tar czf "${FOLDER}/kvire.tar.gz" CMakeLists.txt LICENSE cmake include adapt
   WORKING_DIRECTORY "${SOURCE}" COMMAND_ERROR_IS_FATAL ANY)
