@@ -117,6 +117,13 @@
 #define KVIRE_HOST_FMA 0
 #endif
 
+// Whether code may catch what others throw; kvire itself throws nothing.
+#if defined(__cpp_exceptions)
+#define KVIRE_EXCEPTIONS 1
+#else
+#define KVIRE_EXCEPTIONS 0
+#endif
+
 #if defined(__SANITIZE_THREAD__)
 #define KVIRE_THREAD_SANITIZER 1
 #elif defined(__has_feature)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,11 @@ namespace detail {
 /// How a backend queues transfers. `Piece` is one entry of one layer.
 template <class Backend>
 struct TransferEngine;
+
+/// The digests of both sides of a copy differ.
+inline Error digest_error(const std::string& entry, int layer) {
+  return {ErrorCode::mismatch, "digest of entry '" + entry + "', layer " + std::to_string(layer) + ": what arrived is not what was sent"};
+}
 
 /// Earlier work on the pages of a transfer.
 template <class Backend>
@@ -99,9 +105,7 @@ struct TransferEngine<Backend> {
         state->source += *expected;
         state->destination += found;
       }
-      if (found == *expected) return {};
-      return Error{ErrorCode::mismatch, std::string("digest of entry '") + info.entry + "', layer " + std::to_string(info.layer) +
-                                            ": what arrived is not what was sent"};
+      return found == *expected ? Status() : digest_error(info.entry, info.layer);
     });
   }
 

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <kvire/base/ints.hpp>
+#include <kvire/exec/function.hpp>
 #include <kvire/transfer/plan.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -41,12 +44,42 @@ struct MovedCount {
   std::int64_t bytes = 0;   ///< written at the destination, padding of whole pages included
 };
 
-/// Sums of what transfers moved; pass one in TransferOptions to sum over many. Thread-safe.
+/// Sums of what transfers moved; pass one in TransferOptions to sum over many. Thread-safe. What has arrived is counted whether or not anybody
+/// asks the transfers, or still has their tickets: where the host is not told of arrivals, sums ask for themselves.
 template <class Count>
 class BasicTransferStats {
  public:
+  /// Appends what has arrived since it was last called; true once there is nothing left to arrive.
+  using Arrivals = MoveOnlyFunction<bool(std::vector<Count>& arrived)>;
+
   void add(const Count& moved) {
     std::lock_guard lock(mutex_);
+    add_locked(moved);
+  }
+
+  /// Counts, from now on, what `arrivals` reports.
+  void follow(Arrivals arrivals) {
+    std::lock_guard lock(mutex_);
+    // Oldest first, so that sums that are never read do not keep what has arrived long ago.
+    while (!followed_.empty() && ask(followed_.front())) followed_.pop_front();
+    followed_.push_back(std::move(arrivals));
+  }
+
+  std::vector<Count> counts() const {
+    std::lock_guard lock(mutex_);
+    update();
+    return counts_;
+  }
+  std::int64_t bytes() const {
+    std::lock_guard lock(mutex_);
+    update();
+    std::int64_t n = 0;
+    for (const Count& count : counts_) n += count.bytes;
+    return n;
+  }
+
+ private:
+  void add_locked(const Count& moved) const {
     for (Count& count : counts_) {
       if (count.entry != moved.entry || count.granularity != moved.granularity || count.engine != moved.engine) continue;
       count.sms = max_of(count.sms, moved.sms);
@@ -58,21 +91,19 @@ class BasicTransferStats {
     }
     counts_.push_back(moved);
   }
-
-  std::vector<Count> counts() const {
-    std::lock_guard lock(mutex_);
-    return counts_;
+  bool ask(Arrivals& arrivals) const {
+    std::vector<Count> arrived;
+    const bool finished = arrivals(arrived);
+    for (const Count& count : arrived) add_locked(count);
+    return finished;
   }
-  std::int64_t bytes() const {
-    std::lock_guard lock(mutex_);
-    std::int64_t n = 0;
-    for (const Count& count : counts_) n += count.bytes;
-    return n;
+  void update() const {
+    std::erase_if(followed_, [this](Arrivals& arrivals) { return ask(arrivals); });
   }
 
- private:
   mutable std::mutex mutex_;
-  std::vector<Count> counts_;
+  mutable std::vector<Count> counts_;
+  mutable std::deque<Arrivals> followed_;
 };
 using TransferStats = BasicTransferStats<MovedCount>;
 

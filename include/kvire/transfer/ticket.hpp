@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <kvire/base/result.hpp>
-#include <kvire/exec/function.hpp>
 #include <kvire/sync/progress.hpp>
 #include <kvire/transfer/digest.hpp>
 #include <kvire/transfer/stats.hpp>
@@ -56,16 +55,9 @@ struct BasicTransferState {
   Digest source;
   Digest destination;
 
-  // For backends whose host is not told of what has arrived: finds out, and counts it.
-  MoveOnlyFunction<void(BasicTransferState&)> refresh;
-
   void count(const MovedCount& count) {
     moved.add(count);
     if (totals) totals->add(count);
-  }
-  void update() {
-    std::lock_guard lock(mutex);
-    if (refresh) refresh(*this);
   }
 };
 using TransferState = BasicTransferState<void>;
@@ -98,15 +90,9 @@ class KVIRE_NODISCARD Ticket {
   }
 
   /// What has arrived so far.
-  std::vector<MovedCount> moved() const {
-    shared_->update();
-    return shared_->moved.counts();
-  }
+  std::vector<MovedCount> moved() const { return shared_->moved.counts(); }
   /// Sum of the bytes.
-  std::int64_t bytes() const {
-    shared_->update();
-    return shared_->moved.bytes();
-  }
+  std::int64_t bytes() const { return shared_->moved.bytes(); }
 
   /// Checksums over everything moved, with TransferOptions::digest and once the ticket is complete. Equal here (or the transfer has failed),
   /// and equal to those of any transfer of the same content by the same plan positions.

@@ -9,16 +9,63 @@
 
 #include <kvire/transfer/copy_pages.cuh>
 #include <kvire/transfer/copy_rows.cuh>
+#include <kvire/transfer/digest.cuh>
 #include <kvire/transfer/transfer.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What an issued transfer still needs: its ids until it has finished, and what to count once its layers have arrived.
-struct IssuedTransfer {
-  std::vector<std::pair<Event<Cuda>, MovedCount>> counts;
-  std::vector<Scratch> scratch;
+/// The digests of a transfer while it runs: what the host and the kernels find out of each piece, read when its event is asked. Shared by the
+/// events and the queued work.
+class DigestBook {
+ public:
+  /// `written`: once this is final no kernel writes there any more. Not an event that asks the book. Errors of the runtime.
+  static Result<std::shared_ptr<DigestBook>> make(std::size_t pieces, const Event<Cuda>& written) {
+    auto parts = Scratch::make(pieces * digest_parts * sizeof(Digest));
+    if (!parts.ok()) return parts.error();
+    auto book = std::make_shared<DigestBook>();
+    book->parts_ = std::move(parts).value();
+    book->parts_.busy_until(written);
+    book->on_host_.resize(pieces);
+    return book;
+  }
+
+  /// Number of the next piece.
+  std::size_t add(const CopyInfo& info) {
+    infos_.push_back({info.entry, info.layer, info.direction == CopyDirection::host_to_device});
+    return infos_.size() - 1;
+  }
+  Digest* on_host(std::size_t piece) { return &on_host_[piece]; }
+  Digest* on_device(std::size_t piece) { return reinterpret_cast<Digest*>(parts_.device()) + piece * digest_parts; }
+
+  std::size_t pieces() const { return infos_.size(); }
+
+  /// After the work of the first `pieces`: whether both sides agree on each of them, and the sums of both.
+  Status verdict(std::size_t pieces, Digest& source, Digest& destination) const {
+    Status status;
+    for (std::size_t i = 0; i < pieces; ++i) {
+      Digest device;
+      const auto* parts = reinterpret_cast<const Digest*>(parts_.host()) + i * digest_parts;
+      for (int part = 0; part < digest_parts; ++part) device += parts[part];
+      const Info& info = infos_[i];
+      source += info.from_host ? on_host_[i] : device;
+      destination += info.from_host ? device : on_host_[i];
+      if (on_host_[i] == device || !status.ok()) continue;
+      (void)(status = digest_error(info.entry, info.layer));
+    }
+    return status;
+  }
+
+ private:
+  struct Info {
+    std::string entry;
+    int layer = 0;
+    bool from_host = true;
+  };
+  std::vector<Info> infos_;
+  std::vector<Digest> on_host_;
+  Scratch parts_;  // in pinned memory, written by kernels
 };
 
 /// Neighbouring pages as one copy each, by the copy engine. Error unsupported on a capturing stream, where CUDA may leave the copies out without a word.
@@ -108,10 +155,61 @@ class PieceQueue {
   static constexpr int migrate_blocks = 64;
   using Piece = TransferEngine<Cuda>::Piece;
 
-  PieceQueue(Stream<Cuda>& stream, IssuedTransfer& issued, const EngineOptions<Cuda>& options, const Event<Cuda>& done)
-      : stream_(stream), issued_(issued), options_(options), done_(done) {}
+  /// `read`: once this is final no kernel reads the ids any more. `book`: of digests, if they are asked for.
+  PieceQueue(Stream<Cuda>& stream, const EngineOptions<Cuda>& options, const Event<Cuda>& read, std::shared_ptr<DigestBook> book)
+      : stream_(stream), options_(options), read_(read), book_(std::move(book)) {}
 
   Status add(Piece& piece) {
+    if (!piece.digest) return copy(piece);
+    Landing landing{book_->add(piece.info), std::move(piece.digest), piece.pages};
+    const bool from_host = piece.info.direction == CopyDirection::host_to_device;
+    if (Status status = from_host ? digest_host(landing) : digest_device(landing, true); !status.ok()) return status;
+    if (Status status = copy(piece); !status.ok()) return status;
+    landed_.push_back({from_host, std::move(landing)});
+    return {};
+  }
+
+  /// Launches what `add` collected.
+  Status flush() {
+    if (!requests_.empty()) {
+      const Status status = launch_pages(stream_, requests_, to_host_, shape());
+      requests_.clear();
+      if (!status.ok()) return status;
+    }
+    for (auto& [from_host, landing] : landed_) {
+      if (Status status = from_host ? digest_device(landing, false) : digest_host(landing); !status.ok()) return status;
+    }
+    landed_.clear();
+    return {};
+  }
+
+ private:
+  // The digest of a piece on one side.
+  struct Landing {
+    std::size_t piece = 0;
+    PieceDigest digest;
+    std::shared_ptr<const CheckedIds<std::int32_t>> pages;
+  };
+
+  Status digest_host(Landing& landing) {
+    return stream_.launch([book = book_, piece = landing.piece, digest = std::move(landing.digest.on_host)]() mutable { *book->on_host(piece) = digest(); });
+  }
+  Status digest_device(Landing& landing, bool source) {
+    DigestRows rows = landing.digest.rows;
+    if (landing.digest.slots) {
+      auto slots = upload(source ? landing.digest.slots->from : landing.digest.slots->to);
+      if (!slots.ok()) return slots.error();
+      rows.slots = slots.value();
+    } else {
+      auto pages = upload(landing.pages);
+      if (!pages.ok()) return pages.error();
+      rows.pages = source ? pages.value().from : pages.value().to;
+    }
+    DeviceScope scope(stream_.device());
+    return landing.digest.launch(stream_, rows, book_->on_device(landing.piece));
+  }
+
+  Status copy(Piece& piece) {
     auto go = ask_faults(stream_, piece.info);
     if (!go.ok()) return go.error();
     if (!go.value()) return {};
@@ -152,15 +250,6 @@ class PieceQueue {
     return {};
   }
 
-  /// Launches what `add` collected.
-  Status flush() {
-    if (requests_.empty()) return {};
-    const Status status = launch_pages(stream_, requests_, to_host_, shape());
-    requests_.clear();
-    return status;
-  }
-
- private:
   CopyShape shape() const {
     CopyShape shape = CopyShape::of(options_.pace, to_host_);
     if (options_.blocks > 0) shape.blocks = options_.blocks;
@@ -170,9 +259,9 @@ class PieceQueue {
   Result<std::byte*> block(std::size_t bytes, Scratch*& out) {
     auto scratch = Scratch::make(bytes);
     if (!scratch.ok()) return scratch.error();
-    scratch.value().busy_until(done_);
-    issued_.scratch.push_back(std::move(scratch).value());
-    out = &issued_.scratch.back();
+    scratch.value().busy_until(read_);
+    scratch_.push_back(std::move(scratch).value());
+    out = &scratch_.back();
     return out->host();
   }
 
@@ -188,20 +277,23 @@ class PieceQueue {
     const auto* device = reinterpret_cast<const std::int32_t*>(scratch->device());
     return uploaded_[ids.get()] = UploadedPages{device, device + n};
   }
-  Result<const TokenRun*> upload(const std::vector<TokenRun>& runs) {
+  template <class T>
+  Result<const T*> upload(const std::vector<T>& list) {
     Scratch* scratch = nullptr;
-    auto host = block(runs.size() * sizeof(TokenRun), scratch);
+    auto host = block(list.size() * sizeof(T), scratch);
     if (!host.ok()) return host.error();
-    std::memcpy(host.value(), runs.data(), runs.size() * sizeof(TokenRun));
-    return reinterpret_cast<const TokenRun*>(scratch->device());
+    std::memcpy(host.value(), list.data(), list.size() * sizeof(T));
+    return reinterpret_cast<const T*>(scratch->device());
   }
 
   Stream<Cuda>& stream_;
-  IssuedTransfer& issued_;
   const EngineOptions<Cuda>& options_;
-  const Event<Cuda>& done_;
+  const Event<Cuda>& read_;
+  std::shared_ptr<DigestBook> book_;
+  std::vector<Scratch> scratch_;  // not reused before the transfer is done
   std::map<const void*, UploadedPages> uploaded_;
   std::vector<CopyRequest> requests_;
+  std::vector<std::pair<bool, Landing>> landed_;  // copied or about to be; true: from the host
   bool to_host_ = false;
 };
 
@@ -212,8 +304,9 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
   if (stream.capturing()) {
     return Error{ErrorCode::unsupported, name + ": a ticket stands for work that runs once; on a capturing stream use submit with ids in device buffers"};
   }
+  std::size_t digests = 0;
   for (Piece& piece : pieces) {
-    if (piece.digest) return Error{ErrorCode::unsupported, name + ": digests of the CUDA backend"};
+    digests += piece.digest ? 1 : 0;
     if (Status status = on_device(piece.list, piece.info, stream.device(), state->name); !status.ok()) return status;
   }
   for (const auto& wait : waits) {
@@ -222,8 +315,34 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     return Error{status.error().code, name + ": " + status.error().message};
   }
 
-  auto issued = std::make_shared<IssuedTransfer>();
-  PieceQueue queue(stream, *issued, options, progress.done());
+  // With digests the end of the transfer asks the book, which must not be what the book's own memory waits for.
+  const Event<Cuda> through = digests > 0 ? Event<Cuda>::make("digests of " + state->name) : progress.done();
+  std::shared_ptr<DigestBook> book;
+  if (digests > 0) {
+    auto made = DigestBook::make(digests, through);
+    if (!made.ok()) return made.error();
+    book = std::move(made).value();
+  }
+  // What the first pieces of the book have come to; behind the whole transfer its sums are the ticket's.
+  const auto verdict = [&](bool whole) {
+    MoveOnlyFunction<Status()> ask;
+    if (!book) return ask;
+    ask = [book, n = book->pieces(), into = whole ? state : nullptr]() -> Status {
+      Digest source;
+      Digest destination;
+      const Status found = book->verdict(n, source, destination);
+      if (into) {
+        std::lock_guard lock(into->mutex);
+        into->source = source;
+        into->destination = destination;
+      }
+      return found;
+    };
+    return ask;
+  };
+
+  PieceQueue queue(stream, options, through, book);
+  auto arrivals = std::make_shared<std::vector<std::pair<Event<Cuda>, MovedCount>>>();
   Status status;
   std::size_t next = 0;
   std::size_t counted = 0;
@@ -236,24 +355,29 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     if (!status.ok() || !(options.layer_events || position + 1 == progress.layers())) continue;
     (void)(status = queue.flush());
     if (!status.ok()) break;
-    const Event<Cuda> event = stream.record(state->name);
-    for (; counted < next; ++counted) issued->counts.emplace_back(event, pieces[counted].count);
+    auto event = Event<Cuda>::make(state->name);
+    if (Status recorded = stream.record(event, {}, verdict(false)); !recorded.ok()) (void)event.complete(recorded);
+    for (; counted < next; ++counted) arrivals->emplace_back(event, pieces[counted].count);
     for (; first_open <= position; ++first_open) progress.issued(first_open, event);
   }
   if (!status.ok()) progress.fail(first_open, status.error());
-  if (Status recorded = stream.record(progress.done(), status); !recorded.ok()) (void)progress.done().complete(recorded);
+  if (Status recorded = stream.record(progress.done(), status, verdict(true)); !recorded.ok()) (void)progress.done().complete(recorded);
+  if (book) (void)stream.record(through);
   pieces.clear();
-  state->refresh = [issued](TransferState& of) {
-    auto& open = issued->counts;
-    for (std::size_t i = 0; i < open.size();) {
-      if (!is_final(open[i].first.query())) {
-        ++i;
-        continue;
+  // The layers of a stream arrive in order.
+  const auto follow = [&](TransferStats& stats) {
+    stats.follow([arrivals, at = std::size_t(0)](std::vector<MovedCount>& arrived) mutable {
+      for (; at < arrivals->size(); ++at) {
+        const auto& [event, count] = (*arrivals)[at];
+        const EventState reached = event.query();
+        if (!is_final(reached)) return false;
+        if (reached == EventState::complete) arrived.push_back(count);
       }
-      if (open[i].first.query() == EventState::complete) of.count(open[i].second);
-      open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-    }
+      return true;
+    });
   };
+  follow(state->moved);
+  if (state->totals) follow(*state->totals);
   return {};
 }
 

@@ -13,6 +13,7 @@
 
 #include <kvire/exec/backend.hpp>
 #include <kvire/exec/cuda/error.hpp>
+#include <kvire/exec/function.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -78,6 +79,12 @@ class Event<Cuda> {
   }
 
   bool valid() const { return state_ != nullptr; }
+  /// True if it may still fail though its work runs to the end (see the verdict of Stream<Cuda>::record).
+  bool judged() const {
+    if (!state_) return false;
+    std::lock_guard lock(state_->mutex);
+    return static_cast<bool>(state_->verdict);
+  }
   /// The device of the stream that recorded it; -1 before and for events completed by hand.
   int device() const { return state_ ? state_->device.load(std::memory_order_acquire) : -1; }
 
@@ -167,6 +174,7 @@ class Event<Cuda> {
     std::condition_variable changed;
     std::vector<cudaEvent_t> marks;  // all of them have to pass
     std::optional<Error> error;      // what it fails with once they have
+    MoveOnlyFunction<Status()> verdict;  // asked then whether the work did what it should
     std::string label;
     ~State() {
       for (cudaEvent_t mark : marks) detail::EventCache::get().give(device.load(), mark);
@@ -186,6 +194,10 @@ class Event<Cuda> {
       }
       if (e != cudaSuccess && !s.error) s.error = detail::cuda_error(e, "event '" + s.label + "'");
     }
+    if (s.verdict && !s.error) {
+      if (Status status = s.verdict(); !status.ok()) s.error = status.error();
+    }
+    s.verdict = {};
     return finish();
   }
 

@@ -98,9 +98,13 @@ class Stream<Cuda> {
   }
 
   /// Records an existing, unrecorded event. With `known`, the failure of the work that it stands for, the event fails when that work has ended.
+  /// With a `verdict`, that is asked when it has ended, by whoever asks the event first, and its error is the event's. Streams that wait for the
+  /// event do not wait for the verdict.
   /// Errors: duplicate, if it was recorded or completed before; unsupported, on a capturing stream (what is captured has not run, and an event
   /// of a graph cannot be asked); those of the runtime.
-  Status record(const Event<Cuda>& event, const Status& known = {}) { return mark(event, true, true, known); }
+  Status record(const Event<Cuda>& event, const Status& known = {}, MoveOnlyFunction<Status()> verdict = {}) {
+    return mark(event, true, true, known, std::move(verdict));
+  }
 
   /// Makes an event stand for the work queued so far on several streams of one device. Errors as for one.
   template <class Streams>
@@ -186,7 +190,7 @@ class Stream<Cuda> {
     return Result<Stream>(Stream(std::move(state)));
   }
 
-  Status mark(const Event<Cuda>& event, bool first, bool last, const Status& known) {
+  Status mark(const Event<Cuda>& event, bool first, bool last, const Status& known, MoveOnlyFunction<Status()> verdict = {}) {
     if (!event.valid()) return Error{ErrorCode::duplicate, "stream '" + name() + "': an empty event cannot be recorded"};
     if (capturing()) {
       return Error{ErrorCode::unsupported, "stream '" + name() + "' is capturing: event '" + event.label() + "' would stand for work that has not run"};
@@ -205,6 +209,7 @@ class Stream<Cuda> {
     state.device.store(device(), std::memory_order_release);
     state.marks.push_back(native_event.value());
     if (!known.ok() && !state.error) state.error = known.error();
+    if (verdict) state.verdict = std::move(verdict);
     if (last) {
       state.state.store(EventState::pending, std::memory_order_release);
       state.changed.notify_all();

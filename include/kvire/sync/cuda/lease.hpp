@@ -48,13 +48,15 @@ class LeaseEnd<Cuda> {
 };
 
 /// Waits are queued on the device. A load that is known to have failed, or that cannot be waited for, fails the step at once: its kernels are
-/// not queued.
+/// not queued. One whose verdict is still to come (a digest) fails it when that is known, though its kernels may have run.
 template <>
 struct QueueWait<Cuda> {
   static void queue(Stream<Cuda>& stream, const LeaseWait<Cuda>& wait, std::shared_ptr<StepFailure> failure, std::chrono::milliseconds) {
+    const auto error = [](const LeaseWait<Cuda>& of, const Status& status) { return Error{status.error().code, of.what + ": " + status.error().message}; };
     const Status status = stream.wait(wait.event);
-    if (status.ok() || (wait.may_fail && wait.event.query() == EventState::failed)) return;
-    failure->fail(Error{status.error().code, wait.what + ": " + status.error().message});
+    if (!status.ok() && !(wait.may_fail && wait.event.query() == EventState::failed)) failure->fail(error(wait, status));
+    if (!status.ok() || wait.may_fail || !wait.event.judged()) return;
+    failure->watch([wait, error] { return wait.event.query() == EventState::failed ? Status(error(wait, wait.event.status())) : Status(); });
   }
 };
 

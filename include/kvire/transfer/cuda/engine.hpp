@@ -31,6 +31,36 @@ struct alignas(16) TokenRun {
 
 struct PageList;
 
+/// What a digest kernel reads: rows of whole pages, or of token slots; ids in memory that the device reaches.
+struct DigestRows {
+  const std::byte* base = nullptr;  // page 0
+  std::int64_t page_stride = 0;
+  const std::int32_t* pages = nullptr;
+  const std::int64_t* slots = nullptr;  // null: whole pages
+  std::int64_t rows = 0;
+  std::uint64_t key = 0;
+};
+
+/// Parts that a digest kernel leaves, one a block.
+inline constexpr int digest_parts = 64;
+
+/// Queues the digest of rows on the device, its parts written to `parts`. Defined where kernels are (transfer/digest.cuh).
+using LaunchDigest = Status (*)(Stream<Cuda>& stream, const DigestRows& rows, Digest* parts);
+template <class P>
+struct DigestLauncher {
+  static Status launch(Stream<Cuda>& stream, const DigestRows& rows, Digest* parts);
+};
+
+/// How one layer is checked: the host digests its own side of the transfer, a kernel the device's, to the same number.
+struct PieceDigest {
+  MoveOnlyFunction<Digest()> on_host = {};  // empty: no digest is asked for
+  LaunchDigest launch = nullptr;
+  DigestRows rows = {};                     // but for the ids, which are uploaded when the transfer is issued
+  std::shared_ptr<const CheckedIds<std::int64_t>> slots = {};  // of a token plan; page plans have theirs in the piece
+
+  explicit operator bool() const { return static_cast<bool>(on_host); }
+};
+
 /// Ids of a transfer in pinned memory, uploaded once for all layers that share them.
 struct UploadedPages {
   const std::int32_t* from = nullptr;
@@ -58,7 +88,6 @@ struct PageList {
   std::int64_t page_bytes = 0;
 };
 
-
 template <>
 struct TransferEngine<Cuda> {
   struct Piece {
@@ -66,7 +95,7 @@ struct TransferEngine<Cuda> {
     CopyInfo info;
     MovedCount count;
     PageList list;
-    bool digest = false;
+    PieceDigest digest = {};
     std::shared_ptr<const CheckedIds<std::int32_t>> pages = {};  // whole pages
     std::shared_ptr<const std::vector<TokenRun>> runs = {};      // of a token plan, pages that come whole taken out
     std::int64_t run_tokens = 0;
@@ -84,8 +113,12 @@ struct TransferEngine<Cuda> {
     piece.count.pages = n;
     piece.count.tokens = n * P::tokens_per_page;
     piece.count.bytes = n * P::page_bytes;
-    piece.digest = digest != 0;
     piece.list = list_of(to, from);
+    if (digest != 0) {
+      add_digest<P>(piece, to, from, n * P::tokens_per_page, digest, [ids, digest](ConstPageView<P, Host> view, bool source) {
+        return digest_pages<P>(digest, view, source ? ids->from : ids->to);
+      });
+    }
     piece.pages = std::move(ids);
   }
 
@@ -97,7 +130,12 @@ struct TransferEngine<Cuda> {
     piece.count.engine = Engine::sm_kernel;
     piece.count.tokens = n;
     piece.count.bytes = n * token_bytes<P>;
-    piece.digest = digest != 0;
+    if (digest != 0) {
+      add_digest<P>(piece, to, from, n, digest, [ids, digest](ConstPageView<P, Host> view, bool source) {
+        return digest_slots<P>(digest, view, source ? ids->from : ids->to);
+      });
+      piece.digest.slots = ids;
+    }
     piece.list = list_of(to, from);
     piece.list.page_bytes = P::used_bytes;  // tokens that fill a page leave its padding alone
     group_tokens(piece, *ids, P::tokens_per_page);
@@ -113,6 +151,20 @@ struct TransferEngine<Cuda> {
   template <class P>
   static PageList list_of(PageView<P, Cuda> to, ConstPageView<P, Cuda> from) {
     return {to.base, from.base, to.page_stride, from.page_stride, to.pages, from.pages, P::page_bytes};
+  }
+
+  // The transfer has one side on the host, by the pool's own address, and one on the device.
+  template <class P, class OfRows>
+  static void add_digest(Piece& piece, ConstPageView<P, Cuda> to, ConstPageView<P, Cuda> from, std::int64_t rows, std::uint64_t key, OfRows of_rows) {
+    const bool from_host = piece.info.direction == CopyDirection::host_to_device;
+    const ConstPageView<P, Cuda>& host = from_host ? from : to;
+    const ConstPageView<P, Cuda>& device = from_host ? to : from;
+    piece.digest.on_host = [of_rows, from_host, view = ConstPageView<P, Host>(host.base, host.page_stride, host.pages)] { return of_rows(view, from_host); };
+    piece.digest.launch = &DigestLauncher<P>::launch;
+    piece.digest.rows.base = device.base;
+    piece.digest.rows.page_stride = device.page_stride;
+    piece.digest.rows.rows = rows;
+    piece.digest.rows.key = key;
   }
 
   // Splits tokens, in the plan's order, into whole pages and runs within a page.
