@@ -10,86 +10,111 @@
 namespace engine::math {
 namespace {
 
-constexpr int lanes = 16;
-using Floats = float __attribute__((vector_size(lanes * sizeof(float))));
-using Ints = std::int32_t __attribute__((vector_size(lanes * sizeof(float))));
-// The same vectors at any address.
-using LooseFloats = float __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+// The vectors of each target: a wider one than its registers would live in memory.
+template <int Lanes>
+struct Vectors;
+#define ENGINE_VECTORS(lanes)                                                                                             \
+  template <>                                                                                                             \
+  struct Vectors<lanes> {                                                                                                 \
+    using Floats = float __attribute__((vector_size(lanes * sizeof(float))));                                             \
+    using Ints = std::int32_t __attribute__((vector_size(lanes * sizeof(float))));                                        \
+    /* The same at any address. */                                                                                        \
+    using Loose = float __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));           \
+  };
+ENGINE_VECTORS(4)
+ENGINE_VECTORS(8)
+ENGINE_VECTORS(16)
+#undef ENGINE_VECTORS
+template <int L>
+using Floats = typename Vectors<L>::Floats;
 
 // Vectors travel by reference: passed by value, their calling convention would depend on the target.
-KVIRE_INLINE void load(Floats& v, const float* p) { v = *reinterpret_cast<const LooseFloats*>(p); }
-KVIRE_INLINE void store(float* p, const Floats& v) { *reinterpret_cast<LooseFloats*>(p) = v; }
+template <int L>
+KVIRE_INLINE void load(Floats<L>& v, const float* p) {
+  v = *reinterpret_cast<const typename Vectors<L>::Loose*>(p);
+}
+template <int L>
+KVIRE_INLINE void store(float* p, const Floats<L>& v) {
+  *reinterpret_cast<typename Vectors<L>::Loose*>(p) = v;
+}
 
-KVIRE_INLINE float sum(const Floats& v) {
-  float a[lanes];
-  store(a, v);
-  for (int half = lanes / 2; half > 0; half /= 2) {
+template <int L>
+KVIRE_INLINE float sum(const Floats<L>& v) {
+  float a[L];
+  store<L>(a, v);
+  for (int half = L / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) a[i] += a[i + half];
   }
   return a[0];
 }
 
 // e^x for x <= 0 (Cephes' polynomial, about 2 ulp); below -87 it is 0.
-KVIRE_INLINE void exponential(Floats& x) {
-  const Floats zero = {};
-  const Ints keep = x > zero - 87.0f;
+template <int L>
+KVIRE_INLINE void exponential(Floats<L>& x) {
+  const Floats<L> zero = {};
+  const typename Vectors<L>::Ints keep = x > zero - 87.0f;
   x = keep ? x : zero;
-  const Floats magic = zero + 12582912.0f;
-  const Floats shifted = x * 1.44269504f + magic;
-  const Floats n = shifted - magic;
-  const Floats r = x - n * 0.693359375f - n * -2.12194440e-4f;
-  Floats p = zero + 1.9875691500e-4f;
+  const Floats<L> magic = zero + 12582912.0f;
+  const Floats<L> shifted = x * 1.44269504f + magic;
+  const Floats<L> n = shifted - magic;
+  const Floats<L> r = x - n * 0.693359375f - n * -2.12194440e-4f;
+  Floats<L> p = zero + 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  x = keep ? p * __builtin_bit_cast(Floats, power) : zero;
+  const typename Vectors<L>::Ints power = (__builtin_convertvector(n, typename Vectors<L>::Ints) + 127) << 23;
+  x = keep ? p * __builtin_bit_cast(Floats<L>, power) : zero;
 }
 
+template <int L>
 KVIRE_INLINE void project_tile_body(const Matrix& m, int strip, const float* x, std::ptrdiff_t x_stride, float* y, std::ptrdiff_t y_stride, int first,
                                     int rows) {
   // A short last tile repeats its last row, so that every row goes through the same instructions.
   const float* in[tile_rows];
   for (int r = 0; r < tile_rows; ++r) in[r] = x + std::min(first + r, rows - 1) * x_stride;
-  const float* weights = m.packed.data() + static_cast<std::ptrdiff_t>(strip) * m.inputs * Matrix::strip;
-  Floats a[tile_rows][2] = {};
-  for (int k = 0; k < m.inputs; ++k, weights += Matrix::strip) {
-    Floats w0, w1;
-    load(w0, weights);
-    load(w1, weights + lanes);
-    for (int r = 0; r < tile_rows; ++r) {
-      a[r][0] += in[r][k] * w0;
-      a[r][1] += in[r][k] * w1;
+  const float* strip_weights = m.packed.data() + static_cast<std::ptrdiff_t>(strip) * m.inputs * Matrix::strip;
+  for (int column = 0; column < Matrix::strip; column += 2 * L) {
+    const float* weights = strip_weights + column;
+    Floats<L> a[tile_rows][2] = {};
+    for (int k = 0; k < m.inputs; ++k, weights += Matrix::strip) {
+      Floats<L> w0, w1;
+      load<L>(w0, weights);
+      load<L>(w1, weights + L);
+      for (int r = 0; r < tile_rows; ++r) {
+        a[r][0] += in[r][k] * w0;
+        a[r][1] += in[r][k] * w1;
+      }
     }
-  }
-  for (int r = 0; r < tile_rows && first + r < rows; ++r) {
-    float* out = y + (first + r) * y_stride + strip * Matrix::strip;
-    store(out, a[r][0]);
-    store(out + lanes, a[r][1]);
+    for (int r = 0; r < tile_rows && first + r < rows; ++r) {
+      float* out = y + (first + r) * y_stride + strip * Matrix::strip + column;
+      store<L>(out, a[r][0]);
+      store<L>(out + L, a[r][1]);
+    }
   }
 }
 
+template <int L>
 KVIRE_INLINE void attend_body(const float* q, const float* const* latents, int count, const float* sink, float scale, float* scratch, float* out) {
   for (int j = 0; j < count; ++j) {
-    Floats a[heads][2] = {};
-    for (int d = 0; d < latent_dim; d += 2 * lanes) {
-      Floats k0, k1;
-      load(k0, latents[j] + d);
-      load(k1, latents[j] + d + lanes);
+    Floats<L> a[heads][2] = {};
+    for (int d = 0; d < latent_dim; d += 2 * L) {
+      Floats<L> k0, k1;
+      load<L>(k0, latents[j] + d);
+      load<L>(k1, latents[j] + d + L);
       for (int h = 0; h < heads; ++h) {
-        Floats q0, q1;
-        load(q0, q + h * latent_dim + d);
-        load(q1, q + h * latent_dim + d + lanes);
+        Floats<L> q0, q1;
+        load<L>(q0, q + h * latent_dim + d);
+        load<L>(q1, q + h * latent_dim + d + L);
         a[h][0] += q0 * k0;
         a[h][1] += q1 * k1;
       }
     }
     for (int h = 0; h < heads; ++h) {
-      const Floats both = a[h][0] + a[h][1];
-      scratch[h * count + j] = sum(both) * scale;
+      const Floats<L> both = a[h][0] + a[h][1];
+      scratch[h * count + j] = sum<L>(both) * scale;
     }
   }
   for (int h = 0; h < heads; ++h) {
@@ -97,80 +122,82 @@ KVIRE_INLINE void attend_body(const float* q, const float* const* latents, int c
     float top = sink[h];
     for (int j = 0; j < count; ++j) top = std::max(top, p[j]);
     float total = 0;
-    for (int j = 0; j <= count; j += lanes) {
+    for (int j = 0; j <= count; j += L) {
       // One position past the end stands for the sink.
-      float part[lanes];
-      for (int i = 0; i < lanes; ++i) part[i] = j + i < count ? p[j + i] - top : j + i == count ? sink[h] - top : -1000.0f;
-      Floats e;
-      load(e, part);
-      exponential(e);
-      store(part, e);
-      for (int i = 0; i < lanes && j + i < count; ++i) p[j + i] = part[i];
-      for (int i = 0; i < lanes; ++i) total += part[i];
+      float part[L];
+      for (int i = 0; i < L; ++i) part[i] = j + i < count ? p[j + i] - top : j + i == count ? sink[h] - top : -1000.0f;
+      Floats<L> e;
+      load<L>(e, part);
+      exponential<L>(e);
+      store<L>(part, e);
+      for (int i = 0; i < L && j + i < count; ++i) p[j + i] = part[i];
+      for (int i = 0; i < L; ++i) total += part[i];
     }
     const float inverse = 1.0f / total;
     for (int j = 0; j < count; ++j) p[j] *= inverse;
   }
   constexpr int block = 4;
-  for (int d = 0; d < latent_dim; d += block * lanes) {
-    Floats a[heads][block] = {};
+  for (int d = 0; d < latent_dim; d += block * L) {
+    Floats<L> a[heads][block] = {};
     for (int j = 0; j < count; ++j) {
       for (int b = 0; b < block; ++b) {
-        Floats v;
-        load(v, latents[j] + d + b * lanes);
+        Floats<L> v;
+        load<L>(v, latents[j] + d + b * L);
         for (int h = 0; h < heads; ++h) a[h][b] += scratch[h * count + j] * v;
       }
     }
     for (int h = 0; h < heads; ++h) {
-      for (int b = 0; b < block; ++b) store(out + h * latent_dim + d + b * lanes, a[h][b]);
+      for (int b = 0; b < block; ++b) store<L>(out + h * latent_dim + d + b * L, a[h][b]);
     }
   }
 }
 
+template <int L>
 KVIRE_INLINE void compress_body(const float* const* values, const float* const* scores, const float* bias, int count, int dims, float* out) {
-  for (int d = 0; d < dims; d += lanes) {
-    const Floats zero = {};
-    Floats top = zero - 3e38f;
+  for (int d = 0; d < dims; d += L) {
+    const Floats<L> zero = {};
+    Floats<L> top = zero - 3e38f;
     for (int c = 0; c < count; ++c) {
       if (scores[c] == nullptr) continue;
-      Floats s, b;
-      load(s, scores[c] + d);
-      load(b, bias + static_cast<std::ptrdiff_t>(c) * dims + d);
+      Floats<L> s, b;
+      load<L>(s, scores[c] + d);
+      load<L>(b, bias + static_cast<std::ptrdiff_t>(c) * dims + d);
       s += b;
       top = s > top ? s : top;
     }
-    Floats total = zero;
-    Floats mixed = zero;
+    Floats<L> total = zero;
+    Floats<L> mixed = zero;
     for (int c = 0; c < count; ++c) {
       if (scores[c] == nullptr) continue;
-      Floats s, b, v;
-      load(s, scores[c] + d);
-      load(b, bias + static_cast<std::ptrdiff_t>(c) * dims + d);
-      load(v, values[c] + d);
+      Floats<L> s, b, v;
+      load<L>(s, scores[c] + d);
+      load<L>(b, bias + static_cast<std::ptrdiff_t>(c) * dims + d);
+      load<L>(v, values[c] + d);
       s = s + b - top;
-      exponential(s);
+      exponential<L>(s);
       total += s;
       mixed += s * v;
     }
-    const Floats result = mixed / total;
-    store(out + d, result);
+    const Floats<L> result = mixed / total;
+    store<L>(out + d, result);
   }
 }
 
+template <int L>
 KVIRE_INLINE void rms_norm_body(const float* x, const float* gain, int dims, float* out) {
-  Floats squares = {};
-  for (int d = 0; d < dims; d += lanes) {
-    Floats v;
-    load(v, x + d);
+  Floats<L> squares = {};
+  for (int d = 0; d < dims; d += L) {
+    Floats<L> v;
+    load<L>(v, x + d);
     squares += v * v;
   }
-  const float factor = 1.0f / std::sqrt(sum(squares) / static_cast<float>(dims) + 1e-6f);
-  for (int d = 0; d < dims; d += lanes) {
-    Floats v, g = Floats{} + 1.0f;
-    load(v, x + d);
-    if (gain != nullptr) load(g, gain + d);
-    const Floats scaled = v * factor * g;
-    store(out + d, scaled);
+  const float factor = 1.0f / std::sqrt(sum<L>(squares) / static_cast<float>(dims) + 1e-6f);
+  for (int d = 0; d < dims; d += L) {
+    Floats<L> v, g = Floats<L>{} + 1.0f;
+    load<L>(v, x + d);
+    if (gain != nullptr) load<L>(g, gain + d);
+    const Floats<L> scaled = v * factor * g;
+    store<L>(out + d, scaled);
   }
 }
 
@@ -190,10 +217,10 @@ Target target() {
 
 #if KVIRE_X86_64
 #define ENGINE_VERSIONS(name, parameters, arguments)                                                                   \
-  void name##_plain parameters { name##_body arguments; }                                                              \
-  __attribute__((target("avx2,fma"))) void name##_avx2 parameters { name##_body arguments; }                           \
+  void name##_plain parameters { name##_body<4> arguments; }                                                           \
+  __attribute__((target("avx2,fma"))) void name##_avx2 parameters { name##_body<8> arguments; }                        \
   __attribute__((target("avx512f,avx512dq,avx512vl,avx2,fma"))) void name##_avx512 parameters { \
-    name##_body arguments;                                                                                             \
+    name##_body<16> arguments;                                                                                         \
   }                                                                                                                    \
   void name##_chosen parameters {                                                                                      \
     switch (target()) {                                                                                                \
@@ -204,7 +231,7 @@ Target target() {
   }
 #else
 #define ENGINE_VERSIONS(name, parameters, arguments) \
-  void name##_chosen parameters { name##_body arguments; }
+  void name##_chosen parameters { name##_body<4> arguments; }
 #endif
 
 ENGINE_VERSIONS(project_tile,
