@@ -26,7 +26,10 @@ inline bool covers(const RecordPages& a, const RecordPages& b) {
 /// Name of a record's file: its id, then its pages by space, as in `14c354d30e8259f80bd1c9f2a3b4c5d6-1.1.0.kvire`.
 inline std::string record_file_name(const Hash128& id, const RecordPages& pages) {
   std::string name = hex_text(id).c_str();
-  for (std::size_t i = 0; i < pages.size(); ++i) name += (i == 0 ? "-" : ".") + std::to_string(pages[i]);
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    name += i == 0 ? '-' : '.';
+    name += std::to_string(pages[i]);
+  }
   return name + ".kvire";
 }
 

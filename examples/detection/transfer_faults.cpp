@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "faults.hpp"
+
+namespace detection {
+
+namespace {
+
+LayoutConfig fp8_config() { return config_of<Fp8WithScale<64, 128>>(); }
+Verdict select(const LayoutConfig& config) {
+  return select_layout(config, PolicyList<Fp8WithScale<64, 128>, Bf16Contiguous<64, 128>>{}, []<class>() -> Status { return {}; });
+}
+
+/// An engine's own tensor, one layer of four bf16 pages.
+Verdict adopt_with(const std::function<void(AdoptOptions&)>& change) {
+  using P = Bf16Contiguous<64, 128>;
+  std::vector<std::byte> memory(5 * P::page_bytes + 256);
+  std::byte* base = memory.data();
+  while (reinterpret_cast<std::uintptr_t>(base) % 256 != 0) ++base;
+  AdoptOptions options{.bases = {base}, .page_stride = P::page_bytes, .pages = 4, .bytes_per_layer = 4 * P::page_bytes, .name = "theirs"};
+  change(options);
+  return status_of(adopt<P, Host>(options));
+}
+
+/// Restores pages under a fault of the copies of layer 1, through a step that reads both layers.
+Verdict restored(kvire::Fault fault, bool digest) {
+  auto armed = std::make_shared<std::atomic<bool>>(false);
+  auto hooks = FaultHooks::make([armed, fault](const CopyInfo& info) { return *armed && info.layer == 1 ? fault : kvire::Fault::none(); });
+  Pools p(hooks);
+  if (!p.save(digest).value().wait().ok()) return missed("backup");
+  for (const auto& ref : p.device_pages) (void)p.device.entry<Latent>().fill_page(ref.id(), 9);  // used by somebody else since
+  *armed = true;
+  auto ticket = p.restore(digest).value();
+  auto step = p.gate.begin({ticket}, p.compute);
+  if (!step.ok()) return step.error();
+  for (int layer = 0; layer < 2; ++layer) {
+    auto lease = step.value().read<Latent>(p.device, LayerId(layer));
+    if (!lease.ok()) return lease.error();
+    launch(p.compute, [](auto) {}, lease.value());
+  }
+  if (auto status = p.compute.synchronize(); !status.ok()) return status;
+  if (auto status = step.value().status(); !status.ok()) return status;
+  return digest ? ticket.wait(deadline_in(1s)) : Status();
+}
+
+}  // namespace
+
+std::vector<Fault> transfer_faults() {
+  using K = kvire::Fault;
+  return {
+      {"dropped scale plane: fp8 without scales in the configuration", "selector", ErrorCode::unsupported,
+       [] {
+         auto c = fp8_config();
+         c.scale_format = "none";
+         c.scale_block = 0;
+         return select(c);
+       }},
+      {"swapped interleave in the configuration", "selector", ErrorCode::unsupported,
+       [] {
+         auto c = fp8_config();
+         c.placement = "interleaved";
+         return select(c);
+       }},
+      {"half page: 32 tokens where 64 are compiled", "selector", ErrorCode::unsupported,
+       [] {
+         auto c = fp8_config();
+         c.tokens_per_page = 32;
+         return select(c);
+       }},
+      {"unstated field in the configuration", "selector", ErrorCode::invalid_argument,
+       [] {
+         auto c = fp8_config();
+         c.scale_format.clear();
+         return select(c);
+       }},
+      {"wrong shape: their fp8 tensor adopted as bf16", "adoption", ErrorCode::mismatch, [] { return adopt_with([](auto& o) { o.page_stride = Fp8WithScale<64, 128>::page_bytes; }); }},
+      {"their tensor is shorter than its pages", "adoption", ErrorCode::mismatch, [] { return adopt_with([](auto& o) { o.bytes_per_layer -= 1; }); }},
+      {"their tensor starts off alignment", "adoption", ErrorCode::mismatch, [] { return adopt_with([](auto& o) { o.bases[0] += 2; }); }},
+      {"two layers given the same memory", "adoption", ErrorCode::duplicate, [] { return adopt_with([](auto& o) { o.bases.push_back(o.bases[0]); }); }},
+      {"page id beyond the pool", "transfer", ErrorCode::out_of_range,
+       [] {
+         Pools p;
+         return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(std::vector{HostPage(1)}, std::vector{DevicePage(4)}))), p.stream));
+       }},
+      {"more device pages than host pages in a plan", "transfer", ErrorCode::mismatch,
+       [] {
+         Pools p;
+         return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(std::vector{HostPage(1)}, std::vector{DevicePage(1), DevicePage(2)}))), p.stream));
+       }},
+      {"two sources for one page", "transfer", ErrorCode::duplicate,
+       [] {
+         Pools p;
+         return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(std::vector{HostPage(1), HostPage(1)}, std::vector{DevicePage(1), DevicePage(2)}))), p.stream));
+       }},
+      {"stale generation: the page was freed and taken again", "transfer", ErrorCode::stale,
+       [] {
+         Pools p;
+         const std::vector<PageKey<DevicePage>> device{p.device_pages[0].key()};
+         const std::vector<PageKey<HostPage>> host{p.host_pages[0].key()};
+         p.device_pages.clear();
+         p.device_pages = p.device.allocate<space::Full>(2).value();
+         return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(host, device))), p.stream));
+       }},
+      {"early reuse: pages freed while a copy still writes them", "pool", ErrorCode::exhausted,
+       [] {
+         auto hold = CopyHold::make();
+         Pools p(FaultHooks::make([hold](const CopyInfo&) { return K::hold(hold); }));
+         auto ticket = p.restore();
+         if (!ticket.ok()) return missed("load");
+         p.device_pages.clear();
+         ticket = Error{ErrorCode::failed, "aborted"};  // the ticket goes; the copy does not
+         const auto page = p.device.allocate<space::Full>(2);  // 3 in all, 2 of them under the copy
+         hold->release();
+         return status_of(page);
+       }},
+      {"double free of a raw page id", "pool", ErrorCode::duplicate,
+       [] {
+         Pools p;
+         auto& ledger = p.device.ledger<space::Full>();
+         const DevicePage id = ledger.detach(std::move(p.device_pages[0]));
+         if (!ledger.release(id).ok()) return missed("release");
+         return ledger.release(id);
+       }},
+      {"unissued load: a step waits for a transfer that nobody queued", "gate", ErrorCode::timeout,
+       [] {
+         Pools p;
+         auto prepared = prepare_load(p.host, p.device, p.moves()).value();
+         return status_of(p.gate.begin({prepared}, p.compute));
+       }},
+      {"racing store: a kernel writes a page that another request shares", "gate", ErrorCode::busy,
+       [] {
+         Pools p;
+         const auto sharer = p.device_pages[0];
+         auto step = p.gate.begin({}, p.compute).value();
+         const std::vector<DevicePage> pages{p.device_pages[0].id()};
+         return status_of(step.write<Latent>(p.device, LayerId(0), pages));
+       }},
+      {"racing store: a kernel writes a page of a load that was not issued", "gate", ErrorCode::busy,
+       [] {
+         Pools p;
+         auto prepared = prepare_load(p.host, p.device, p.moves()).value();
+         auto step = p.gate.begin({}, p.compute).value();
+         const std::vector<DevicePage> pages{p.device_pages[0].id()};
+         return status_of(step.write<Latent>(p.device, LayerId(0), pages));
+       }},
+      {"a layer that does not keep the entry", "gate", ErrorCode::out_of_range,
+       [] {
+         Pools p;
+         auto step = p.gate.begin({}, p.compute).value();
+         return status_of(step.read<Latent>(p.device, LayerId(2)));
+       }},
+      {"one layer's copy fails", "gate", ErrorCode::failed, [] { return restored(K::fail("injected"), false); }},
+      {"one layer's copy never completes", "gate", ErrorCode::timeout, [] { return restored(K::drop(), false); }},
+      {"a copy reports success and moved nothing", "digest, on request", ErrorCode::mismatch, [] { return restored(K::skip(), true); }},
+      {"flipped bit in host memory between backup and load", "digest, on request", ErrorCode::mismatch,
+       [] {
+         Pools p;
+         auto saved = p.save(true).value();
+         if (!saved.wait().ok()) return missed("backup");
+         pool_access::view(p.host.entry<IndexK<Fp8>>(), EntrySlot(1)).page(p.host_pages[0].id().value)[5] ^= std::byte{4};
+         auto loaded = p.restore(true).value();
+         if (!loaded.wait().ok()) return missed("load");
+         if (loaded.source_digest() == saved.source_digest()) return Status();
+         return Verdict(Error{ErrorCode::mismatch, "the digest of what was loaded is not that of what was saved"});
+       }},
+  };
+}
+
+}  // namespace detection
