@@ -107,12 +107,33 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
     return match;
   }
 
+  /// The page of these tokens behind `parent`, named now if need be, for what is found elsewhere: a name without copies is kept only until the
+  /// next change of its page. Requires one page of tokens.
+  std::int32_t know(std::int32_t parent, std::span<const TokenId> tokens) {
+    const Hash128 name = this->tree_.name_below(parent, tokens.data());
+    std::int32_t child = this->tree_.child(parent, name, tokens.data());
+    if (child >= 0) return child;
+    child = this->tree_.add(parent, name, tokens.data());
+    this->grow();
+    return child;
+  }
+  /// The same without naming anything; -1 if nobody has named it.
+  std::int32_t known(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return this->tree_.child(parent, this->tree_.name_below(parent, tokens.data()), tokens.data());
+  }
+  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const { return this->tree_.name_below(parent, tokens.data()); }
+
   /// Holds a prefix. Pages that are draining stay. O(pages).
   Ref acquire(std::int32_t node) {
     this->pin(node);
     return Ref(this, node);
   }
   Ref acquire(const PrefixMatch& match) { return acquire(match.node); }
+  /// Moves a hold on to a page right behind it.
+  void advance(Ref& at, std::int32_t child) {
+    this->pin_next(at.node_, child);
+    at.node_ = child;
+  }
 
   enum class Published : unsigned char {
     added,   ///< new: the cache owns the pages that were given
@@ -146,8 +167,7 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
       if (how == Published::known) how = Published::joined;
     }
     this->touch_all(child);
-    this->pin_next(at.node_, child);
-    at.node_ = child;
+    advance(at, child);
     return how;
   }
 

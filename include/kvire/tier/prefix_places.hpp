@@ -33,11 +33,19 @@ class PrefixPlaces {
   const Hash128& name(std::int32_t node) const { return tree_.name(node); }
   const PrefixNamespace& names(std::int32_t node) const { return tree_.names(node); }
 
+  /// Whether a restart needs the space's page that lies `back` pages before the prefix's last one.
+  bool needed(int space, std::int64_t back) const {
+    const PrefixNeed need = shape_.spaces[space].need;
+    return need == PrefixNeed::every || (need == PrefixNeed::tail && back < reach(space));
+  }
+
   PageState state(std::int32_t node, int space) const { return place(node, space).state(); }
   bool has(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::whole; }
   /// Empty if the device has, and awaits, no copy. The same for the host.
   const PageRef<DevicePage>& device(std::int32_t node, int space) const { return place(node, space).device; }
   const PageRef<HostPage>& host(std::int32_t node, int space) const { return place(node, space).host; }
+  /// Whether a copy of the page is on its way anywhere.
+  bool in_flight(std::int32_t node, int space) const { return place(node, space).in_flight(); }
   /// Running requests that hold the page.
   std::int32_t pins(std::int32_t node, int space) const { return place(node, space).pins; }
 
@@ -199,8 +207,7 @@ class PrefixPlaces {
     std::int64_t back = 0;
     for (; !tree_.is_root(node); node = tree_.parent(node), ++back) {
       for (int s = 0; s < Spaces; ++s) {
-        const PrefixNeed need = shape_.spaces[s].need;
-        if (need == PrefixNeed::every || (need == PrefixNeed::tail && back < reach(s))) f(node, s);
+        if (needed(s, back)) f(node, s);
       }
     }
   }

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/tier/tiered_files.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// A prefix cache whose pages live on the device, on the host and, with `Files`, in records below: the pages that requests do not need are
+/// evicted to the next slower tier, and come back as the load that a step depends on. All entries of the bundle move together or not at all.
+///
+/// Pages that a request holds, or that a transfer touches, are not evicted. A copy that fails leaves what it was made from in place. Not for several
+/// threads at once; the pools may be used by others meanwhile. Pools, streams and files must outlive it, and it must outlive what it has handed out.
+template <class Bundle, class Backend, EvictionPolicy Policy = Lru, class Files = NoFiles>
+class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
+  using Base = detail::FileTraffic<Bundle, Backend, Policy, Files>;
+
+ public:
+  using Base::spaces;
+  using Cache = typename Base::Cache;
+  using Pages = typename Cache::Pages;
+  using Pools = TieredPools<Bundle, Backend>;
+
+  /// A prefix that a request may use as long as it keeps this.
+  struct Held {
+    typename Cache::Ref prefix;
+    std::vector<Dependency<Backend>> loads = {};  ///< what a step that reads the prefix must name to its gate
+    std::int64_t tokens = 0;                      ///< raw tokens that need not be computed
+  };
+
+  /// Errors: invalid_argument for missing pools or streams, pools of different layers, and as PrefixCache::make.
+  static Result<TieredCache> make(const Pools& pools, const TieredOptions& options = {}, Files* files = nullptr, const Policy& policy = Policy()) {
+    const auto bad = [&](const char* what) { return Error{ErrorCode::invalid_argument, options.name + ": " + what}; };
+    if (pools.device == nullptr) return bad("no device pool");
+    if (pools.host != nullptr && (pools.loads == nullptr || pools.stores == nullptr)) return bad("a host pool, but no streams for loads and stores");
+    if (pools.host != nullptr && pools.host->layers() != pools.device->layers()) return bad("device and host pools of different layers");
+    if constexpr (Base::has_files) {
+      if (files == nullptr || pools.host == nullptr) return bad("a file tier needs the tier itself, and a host pool to go through");
+    }
+    auto shape = prefix_shape<Bundle>(options.window_tokens);
+    shape.keep_tokens = options.keep_tokens;
+    auto cache = Cache::make(shape, policy);
+    if (!cache.ok()) return cache.error();
+    return Result<TieredCache>(TieredCache(std::move(cache).value(), pools, options, files));
+  }
+
+  /// The root of a namespace; its layout is set to the bundle's.
+  std::int32_t root(PrefixNamespace names) {
+    names.layout = bundle_fingerprint128<Bundle>;
+    return this->cache_.root(names);
+  }
+
+  /// The longest usable prefix of `tokens`, held, and on the device or on its way there: pages of slower tiers are loaded in one transfer. Shorter
+  /// where the device has no room (after evicting, and waiting for pages that are leaving until `room_limit`). A request that must compute
+  /// its last token passes all but that one.
+  Held acquire(std::int32_t root, std::span<const TokenId> tokens) {
+    this->poll();
+    const std::int64_t page = this->cache_.shape().page_tokens;
+    auto wanted = tokens;
+    PrefixMatch first;
+    CacheMiss reason = CacheMiss::no_room;
+    for (bool again = false;; again = true) {
+      const PrefixMatch match = this->cache_.find(root, wanted);
+      if (!again) first = match;
+      Held held{this->cache_.acquire(match)};
+      path_.resize(static_cast<std::size_t>(match.pages));
+      this->cache_.path(match.node, path_);
+      if (const std::int64_t usable = bring(reason); usable < match.pages) {
+        wanted = wanted.first(static_cast<std::size_t>(usable * page));
+        continue;
+      }
+      this->count_lookup(static_cast<std::int64_t>(tokens.size()) / page, first, match, reason);
+      held.tokens = match.pages * page;
+      this->depend(held.loads, [&](std::int32_t node) {
+        const auto depth = static_cast<std::size_t>(this->cache_.depth(node));
+        return depth <= path_.size() && path_[depth - 1] == node;
+      });
+      return held;
+    }
+  }
+
+  /// Success while a held prefix is good. Error: of a load that it depends on. The prefix is void then, its pages may get others' bytes: let go of it and
+  /// acquire anew. To be asked before each step.
+  static Status check(const Held& held) {
+    for (const auto& load : held.loads) {
+      if (Status status = load.progress()->done().status(); !status.ok()) return status;
+    }
+    return {};
+  }
+
+  /// Adds complete pages behind a held prefix, which then ends behind them: `pages[i]` has the device pages of the i-th page of `tokens`. Where
+  /// another request was faster, references stay in `pages` (see PrefixCache::extend), and the prefix goes on with the cache's page. Kernels that
+  /// write the pages must be queued already; written through, the copies to the host follow them. Errors: as extend, at the page where it happened; earlier ones are published.
+  Status publish(Held& held, std::span<const TokenId> tokens, std::span<Pages> pages) {
+    const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
+    if (tokens.size() != page * pages.size()) {
+      return Error{ErrorCode::invalid_argument, this->options_.name + ": " + std::to_string(tokens.size()) + " tokens for " + std::to_string(pages.size()) +
+                                                    " pages of " + std::to_string(page)};
+    }
+    detail::TierPages through;
+    Status status;
+    for (std::size_t i = 0; i < pages.size() && status.ok(); ++i) {
+      auto how = this->cache_.extend(held.prefix, tokens.subspan(i * page, page), pages[i]);
+      if (!how.ok()) {
+        status = how.error();
+        break;
+      }
+      ++(how.value() == Cache::Published::known ? this->counters_.shared_pages : this->counters_.published_pages);
+      // The prefix goes on with the cache's page, which may be on its way here for somebody else.
+      if (how.value() != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
+      if (this->options_.write_through) to_host(held.prefix.node(), through);
+    }
+    held.tokens = held.prefix.pages() * static_cast<std::int64_t>(page);
+    if (const Status stored = this->store(std::move(through)); !stored.ok() && status.ok()) status = stored;
+    return status;
+  }
+
+  /// A device page for a running request, evicting others if need be. Error exhausted if all are in use, or none became free until `room_limit`.
+  template <class Space>
+  Result<PageRef<DevicePage>> allocate() {
+    constexpr int space = Bundle::template space_index<Space>();
+    if (auto page = device_page(space)) return page;
+    return Error{ErrorCode::exhausted, this->options_.name + ": no page of space " + Space::name + " can be had: all that the device has are in use"};
+  }
+
+  /// Evicts ahead of need, so that the copies run beside compute: afterwards `pages` pages of each cached space are free or leaving, if so many
+  /// may go. Does not block.
+  void make_room(std::int64_t pages) {
+    this->poll();
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.shape().spaces[s].need == PrefixNeed::never) continue;
+      const auto& ledger = detail::ledger_of(*this->pools_.device, s);
+      if (const std::int64_t lacking = pages - ledger.free_pages() - this->leaving(s); lacking > 0) evict(s, lacking);
+    }
+  }
+
+  /// Reads pages of the prefix that only files have, to the host, asynchronously: an `acquire` that follows has what has arrived by then. Returns
+  /// the pages of the prefix that are on the host or the device, or on their way.
+  std::int64_t prefetch(std::int32_t root, std::span<const TokenId> tokens) requires Base::has_files {
+    this->poll();
+    const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
+    std::int64_t pages = 0;
+    typename Cache::Ref held = this->cache_.acquire(root);
+    for (std::int32_t at = root; tokens.size() >= page; tokens = tokens.subspan(page), ++pages) {
+      std::int32_t node = this->cache_.known(at, tokens.first(page));
+      if (node < 0 || this->cache_.state(node, this->first_every_) == PageState::absent) node = this->find_file(at, tokens.first(page));
+      if (node < 0 || !read(node)) break;
+      this->cache_.advance(held, node);
+      at = node;
+    }
+    return pages;
+  }
+
+  /// Forgets every page that no request holds and no copy touches, on device and host, without copies to slower tiers: for new weights. What files have
+  /// stays there, under the old namespace.
+  void clear() {
+    this->poll();
+    for (int s = 0; s < spaces; ++s) {
+      for (const CacheTier tier : {CacheTier::device, CacheTier::host, CacheTier::file}) {
+        for (std::int32_t node = this->cache_.victim(s, tier); node >= 0; node = this->cache_.victim(s, tier)) give_up(node, s, tier);
+      }
+    }
+  }
+
+  /// Blocks until nothing is under way, or the deadline has passed; false then.
+  bool finish(Deadline deadline = no_deadline) {
+    for (this->poll(); this->anything_under_way() || this->files_under_way(); this->poll()) {
+      const bool moved = this->wait_for(CacheTier::device, deadline) || this->wait_for(CacheTier::host, deadline) || this->wait_for_file(deadline);
+      if (!moved) return false;
+    }
+    return true;
+  }
+
+ private:
+  TieredCache(Cache cache, const Pools& pools, const TieredOptions& options, Files* files) : Base(std::move(cache), pools, options, files) {}
+
+  // Starts the load of what `path_` lacks on the device. Returns the pages that are usable: fewer than all, with nothing started, if one has no page to go to.
+  std::int64_t bring(CacheMiss& reason) {
+    detail::TierPages pages;
+    // Finding room takes note of copies that have ended, and one of them may have been the load of a page that was passed as on its way: once more,
+    // until nothing is missing.
+    for (std::size_t before = 0;; before = pages.size()) {
+      for (std::size_t i = 0; i < path_.size(); ++i) {
+        if (ask_for(i, pages, reason)) continue;
+        for (const auto& [node, space] : pages) this->cache_.arrived(node, space, CacheTier::device, false);
+        return static_cast<std::int64_t>(i);
+      }
+      if (pages.size() == before) break;
+    }
+    if (pages.empty()) return static_cast<std::int64_t>(path_.size());
+    auto whole = static_cast<std::int64_t>(path_.size());
+    for (const auto& [node, space] : pages) whole = min_of<std::int64_t>(whole, this->cache_.depth(node) - 1);
+    reason = CacheMiss::no_room;
+    return this->load(std::move(pages)).ok() ? static_cast<std::int64_t>(path_.size()) : whole;
+  }
+  // Device pages for what the i-th page of the path lacks there; false if they, or the bytes for them, are not to be had.
+  bool ask_for(std::size_t i, detail::TierPages& pages, CacheMiss& reason) {
+    const std::int32_t node = path_[i];
+    for (int s = 0; s < spaces; ++s) {
+      if (!this->cache_.needed(s, static_cast<std::int64_t>(path_.size() - 1 - i)) || this->cache_.device(node, s)) continue;
+      const bool on_host = this->cache_.has(node, s, CacheTier::host);
+      reason = on_host ? CacheMiss::no_room : CacheMiss::not_there_yet;
+      auto page = on_host ? device_page(s) : PageRef<DevicePage>();
+      if (!page) return false;
+      this->cache_.arrive(node, s, std::move(page));
+      pages.push_back({node, s});
+    }
+    return true;
+  }
+
+  PageRef<DevicePage> device_page(int space) {
+    auto& ledger = detail::ledger_of(*this->pools_.device, space);
+    const Deadline deadline = deadline_in(this->options_.room_limit);
+    for (;;) {
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      this->poll();
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      if (evict(space, this->options_.batch_pages) || this->wait_for(CacheTier::host, deadline)) continue;
+      ++this->of(CacheTier::device, space).refused_pages;
+      return {};
+    }
+  }
+
+  // Gives up device pages of a space: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. True if one
+  // has gone at once.
+  bool evict(int space, std::int64_t count) {
+    detail::TierPages leaving;
+    bool gone = false;
+    for (; count > 0; --count) {
+      const std::int32_t node = this->cache_.victim(space, CacheTier::device);
+      if (node < 0) break;
+      auto page = this->cache_.has(node, space, CacheTier::host) ? PageRef<HostPage>() : host_page(space);
+      if (page) {
+        this->cache_.arrive(node, space, std::move(page));
+        this->cache_.leave(node, space);
+        leaving.push_back({node, space});
+      } else {
+        give_up(node, space, CacheTier::device);
+        gone = true;
+      }
+    }
+    (void)this->store(std::move(leaving));  // what could not be copied is counted, and stays
+    return gone;
+  }
+  void give_up(std::int32_t node, int space, CacheTier tier) {
+    ++this->of(tier, space).evicted_pages;
+    bool elsewhere = false;
+    for (int t = 0; t < cache_tiers; ++t) {
+      elsewhere = elsewhere || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
+    }
+    this->of(tier, space).lost_pages += elsewhere ? 0 : 1;
+    this->cache_.drop(node, space, tier);
+  }
+
+  // A host page, given up by another if need be; empty if none may go.
+  PageRef<HostPage> host_page(int space) {
+    if (this->pools_.host == nullptr) return {};
+    auto& ledger = detail::ledger_of(*this->pools_.host, space);
+    for (;;) {
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      const std::int32_t node = this->cache_.victim(space, CacheTier::host);
+      if (node < 0) break;
+      give_up(node, space, CacheTier::host);
+    }
+    ++this->of(CacheTier::host, space).refused_pages;
+    return {};
+  }
+
+  // Asks for host copies of a node's device pages.
+  void to_host(std::int32_t node, detail::TierPages& pages) {
+    for (int s = 0; s < spaces; ++s) {
+      if (!this->cache_.has(node, s, CacheTier::device) || this->cache_.host(node, s)) continue;
+      auto page = host_page(s);
+      if (!page) continue;
+      this->cache_.arrive(node, s, std::move(page));
+      pages.push_back({node, s});
+    }
+  }
+
+  // Starts reading what only a file has of a node; false if there is no room for it.
+  bool read(std::int32_t node) requires Base::has_files {
+    std::vector<int> of_spaces;
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.state(node, s) != PageState::file) continue;
+      auto page = host_page(s);
+      if (!page) break;
+      this->cache_.arrive(node, s, std::move(page));
+      of_spaces.push_back(s);
+    }
+    if (!of_spaces.empty()) this->load_file(node, of_spaces);
+    return this->cache_.state(node, this->first_every_) != PageState::file;
+  }
+
+  std::vector<std::int32_t> path_;
+};
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <optional>
+
+#include <kvire/exec/host/event.hpp>
+#include <kvire/tier/record.hpp>
+#include <kvire/tier/tiered_traffic.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// What a tiered cache asks of a tier below the host (FileTier is one): records of host pages by key, stored and loaded asynchronously. It keeps
+/// to a budget of its own, and may forget a record at any time: a load of it then fails as stale.
+template <class F, class Bundle, class Backend>
+concept PageFiles = requires(F f, const RecordKey& key, HostBundlePool<Bundle, Backend>& pool, BundleRefs<Bundle, HostPage> pages) {
+  { f.store(key, pool, pages) } -> std::same_as<Event<Host>>;
+  { f.load(key, pool, pages) } -> std::same_as<Event<Host>>;
+  { f.find(key) } -> std::same_as<std::optional<BundlePages<Bundle>>>;
+};
+
+/// No tier below the host.
+struct NoFiles {};
+
+namespace rule {
+template <class Files, class Bundle, class Backend, bool Serves>
+struct TierFiles {
+  static_assert(Serves,
+                "kvire [tier.page-files]: the tier below the host stores and loads host pages of the cache's own bundle and backend, by record key. Records of another "
+                "bundle would be read as its pages. Fix: name FileTier<Bundle, Backend> with the cache's two, or leave the argument out: NoFiles.");
+};
+}  // namespace rule
+
+namespace detail {
+
+template <class Files, class Bundle, class Backend>
+constexpr bool require_page_files() {
+  (void)sizeof(rule::TierFiles<Files, Bundle, Backend, std::is_same_v<Files, NoFiles> || PageFiles<Files, Bundle, Backend>>);
+  return true;
+}
+
+/// The copies between host and files, beside those between device and host. A page that has arrived on the host is stored at once: when the host
+/// gives it up, the file is there.
+template <class Bundle, class Backend, EvictionPolicy Policy, class Files>
+class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
+  using Base = TierTraffic<Bundle, Backend, Policy>;
+  using Refs = BundleRefs<Bundle, HostPage>;
+
+ public:
+  using Base::spaces;
+  static constexpr bool has_files = !std::is_same_v<Files, NoFiles>;
+  static_assert(require_page_files<Files, Bundle, Backend>());
+
+  /// Takes note of copies that have finished. Never blocks; the other functions call it.
+  void poll() {
+    std::vector<std::int32_t> landed;
+    this->land([&](std::int32_t node) { landed.push_back(node); });
+    if constexpr (has_files) {
+      land_files();
+      for (const std::int32_t node : landed) store_file(node);
+    }
+  }
+
+ protected:
+  FileTraffic(typename Base::Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options, Files* files)
+      : Base(std::move(cache), pools, options), files_(files) {}
+
+  bool files_under_way() const { return !flights_.empty(); }
+  bool wait_for_file(Deadline deadline) {
+    if (flights_.empty()) return false;
+    (void)flights_.front().event.wait(deadline);
+    return is_final(flights_.front().event.query());
+  }
+
+  // Makes the cache know what a record has of the page behind `parent`; -1 if there is no record, or none with all that a prefix needs.
+  std::int32_t find_file(std::int32_t parent, std::span<const TokenId> tokens) {
+    const auto found = files_->find(key(parent, this->cache_.name_below(parent, tokens), this->cache_.depth(parent)));
+    if (!found) return -1;
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.shape().spaces[s].need == PrefixNeed::every && found->count[s] < 1) return -1;
+    }
+    const std::int32_t node = this->cache_.know(parent, tokens);
+    for (int s = 0; s < spaces; ++s) {
+      if (found->count[s] > 0 && this->cache_.state(node, s) == PageState::absent) this->cache_.found_file(node, s);
+    }
+    return node;
+  }
+
+  // Reads the page's record for the host pages that the cache awaits.
+  void load_file(std::int32_t node, const std::vector<int>& of_spaces) { fly(node, of_spaces, true); }
+
+ private:
+  struct FileFlight {
+    std::int32_t node;
+    std::vector<int> spaces;
+    bool load;
+    Event<Host> event;
+  };
+
+  RecordKey key(std::int32_t node, const Hash128& name, std::int64_t pages_before) const {
+    const std::int64_t page = this->cache_.shape().page_tokens;
+    return {.space = this->cache_.names(node).text(), .prefix = name, .first_token = pages_before * page, .token_count = page};
+  }
+
+  // All of a node's host pages make one record, once what every prefix needs of them is there.
+  void store_file(std::int32_t node) {
+    std::vector<int> of_spaces;
+    for (int s = 0; s < spaces; ++s) {
+      const bool whole = this->cache_.has(node, s, CacheTier::host) && !this->cache_.has(node, s, CacheTier::file) && !this->cache_.in_flight(node, s);
+      if (whole) {
+        of_spaces.push_back(s);
+      } else if (this->cache_.shape().spaces[s].need == PrefixNeed::every) {
+        return;
+      }
+    }
+    for (const int s : of_spaces) this->cache_.arrive_file(node, s);
+    fly(node, of_spaces, false);
+  }
+
+  void fly(std::int32_t node, const std::vector<int>& of_spaces, bool load) {
+    Refs refs;
+    for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
+    const RecordKey record = key(node, this->cache_.name(node), this->cache_.depth(node) - 1);
+    flights_.push_back({node, of_spaces, load, load ? files_->load(record, *this->pools_.host, std::move(refs)) : files_->store(record, *this->pools_.host, std::move(refs))});
+  }
+
+  void land_files() {
+    for (std::size_t i = 0; i < flights_.size();) {
+      const EventState state = flights_[i].event.query();
+      if (!is_final(state)) {
+        ++i;
+        continue;
+      }
+      const FileFlight flight = std::move(flights_[i]);
+      flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(i));
+      const CacheTier to = flight.load ? CacheTier::host : CacheTier::file;
+      const bool ok = state == EventState::complete;
+      for (const int s : flight.spaces) {
+        this->count_arrival(to, s, ok);
+        this->cache_.arrived(flight.node, s, to, ok);
+      }
+      if (ok || !flight.load) continue;
+      // A system's error may pass; a record that is gone or wrong will not come back.
+      const ErrorCode code = flight.event.status().error().code;
+      if (code != ErrorCode::stale && code != ErrorCode::mismatch) continue;
+      for (const int s : flight.spaces) {
+        if (this->cache_.has(flight.node, s, CacheTier::file)) this->cache_.drop(flight.node, s, CacheTier::file);
+      }
+    }
+  }
+
+  Files* files_;
+  std::vector<FileFlight> flights_;  // oldest first
+};
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+
+#include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/tier/tiered_budget.hpp>
+#include <tests/support/tier_case.hpp>
+
+using namespace kvire;
+using namespace kvire_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Rig = TierRig<>;
+constexpr std::int64_t page = Rig::page;
+
+Rig::Tokens text(int sequence, std::int64_t pages) { return Rig::text(sequence, pages * page); }
+
+TierSizes sizes(std::int64_t device, std::int64_t host, bool write_through = false) {
+  return {device + 1, host == 0 ? 0 : host + 1, {.window_tokens = 20, .write_through = write_through, .room_limit = 200ms}};
+}
+const TierCounters& on(const Rig& rig, CacheTier tier, int space = 0) {
+  return const_cast<Rig&>(rig).cache().counters().tiers[static_cast<int>(tier)][space];
+}
+
+}  // namespace
+
+TEST_CASE("tiered cache: under pressure pages go to the host, and come back with the same bytes") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.run(text(2, 4)).ok());  // pushes the first out
+  CHECK(on(rig, CacheTier::device).evicted_pages == 4);
+  CHECK(on(rig, CacheTier::device).lost_pages == 0);
+  CHECK(on(rig, CacheTier::host).arrived_pages == 4);
+  CHECK(on(rig, CacheTier::host).arrived_bytes > 0);
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 4));
+    CHECK(held.tokens == 4 * page);
+    CHECK(held.loads.size() == 1);  // one transfer for all
+    CHECK(rig.read(held).ok());
+  }
+  CHECK(rig.wrong_pages() == 0);
+  const auto& counters = rig.cache().counters();
+  CHECK(counters.lookups == 3);
+  CHECK(counters.looked_up_pages == 12);
+  CHECK(counters.hit_pages == 4);
+  CHECK(counters.hit_pages_on[1] == 4);
+  CHECK(counters.hit_tokens == 4 * page);
+  CHECK(counters.missed_pages[static_cast<int>(CacheMiss::unknown)] == 8);
+  CHECK(counters.published_pages == 8);
+  CHECK(rig.cache().finish());
+  rig.cache().clear();
+  CHECK(rig.used_pages() == 0);
+  CHECK(rig.cache().cache().pages() == 0);
+}
+
+TEST_CASE("tiered cache: without a host tier pages are lost, and computed again") {
+  Rig rig(sizes(4, 0));
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.run(text(2, 4)).ok());
+  CHECK(on(rig, CacheTier::device).lost_pages == 4);
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.cache().counters().hit_pages == 0);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a load that needs room evicts around its own source") {
+  Rig rig(sizes(4, 4));
+  CHECK(rig.run(text(1, 3)).ok());
+  auto other = rig.run(text(2, 4)).value();  // three pages of the first go to the host
+  CHECK(rig.cache().finish());
+  // All of the device in use: nothing can be loaded, and nothing is lost by trying.
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 3));
+    CHECK(held.tokens == 0);
+    CHECK(rig.cache().counters().missed_pages[static_cast<int>(CacheMiss::no_room)] == 3);
+    CHECK(on(rig, CacheTier::device).refused_pages > 0);
+    CHECK(rig.read(held).ok());
+  }
+  CHECK(rig.cache().cache().pages() == 7);
+  other = {};
+  // Now the four pages must leave for a host with one free page; the source of the load stays there.
+  auto held = rig.cache().acquire(rig.root(), text(1, 3));
+  CHECK(held.tokens == 3 * page);
+  CHECK(rig.read(held).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a failed copy to the host leaves the page where it is") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  rig.store_faults().set([](const CopyInfo& info) { return info.layer == 1 ? Fault::fail() : Fault::none(); });
+  rig.cache().make_room(4);
+  CHECK(rig.cache().finish());
+  CHECK(on(rig, CacheTier::host).failed_pages == 4);
+  CHECK(on(rig, CacheTier::device).evicted_pages == 0);
+  rig.store_faults().set({});
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 4));
+    CHECK(held.tokens == 4 * page);
+    CHECK(held.loads.empty());
+    CHECK(rig.read(held).ok());
+  }
+  CHECK(rig.run(text(2, 4)).ok());  // the next try works
+  CHECK(on(rig, CacheTier::device).lost_pages == 0);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a failed load publishes nothing, says so to the step, and can be tried again") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.run(text(2, 4)).ok());
+  rig.load_faults().set([](const CopyInfo& info) { return info.layer == 2 ? Fault::fail("no link") : Fault::none(); });
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 4));
+    CHECK(held.tokens == 4 * page);
+    const auto status = rig.read(held);
+    REQUIRE_FALSE(status.ok());
+    CHECK(contains(status.error().message, "no link"));
+    CHECK_FALSE(Rig::Cache::check(held).ok());
+  }
+  rig.cache().poll();
+  CHECK(on(rig, CacheTier::device).failed_pages == 4);
+  rig.load_faults().set({});
+  const auto before = rig.cache().counters().hit_pages_on[1];
+  auto held = rig.cache().acquire(rig.root(), text(1, 4));
+  CHECK(held.tokens == 4 * page);
+  CHECK(rig.cache().counters().hit_pages_on[1] == before + 4);  // still on the host, and nowhere else
+  CHECK(rig.read(held).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: pages under a copy are neither handed out nor lost; who needs them keeps them") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  const auto gate = CopyHold::make();
+  rig.store_faults().set([gate](const CopyInfo&) { return Fault::hold(gate); });
+  rig.cache().make_room(4);
+  REQUIRE(gate->wait_reached(deadline_in(10s)));
+  CHECK(rig.device_ledger<space::Full>().free_pages() == 0);
+  const auto none = rig.cache().allocate<space::Full>();  // waits, and gives up
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().code == ErrorCode::exhausted);
+  CHECK(contains(none.error().message, "space full"));
+  // A request for the same prefix finds it on the device, and it stays there when the copy has ended.
+  auto held = rig.cache().acquire(rig.root(), text(1, 4));
+  CHECK(held.tokens == 4 * page);
+  CHECK(held.loads.empty());
+  CHECK(rig.read(held).ok());
+  gate->release();
+  CHECK(rig.cache().finish());
+  CHECK(on(rig, CacheTier::device).evicted_pages == 0);
+  CHECK(rig.cache().cache().state(held.prefix.node(), 0) == PageState::device);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: two requests share one load") {
+  Rig rig(sizes(8, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  rig.cache().make_room(8);
+  CHECK(rig.cache().finish());
+  const auto gate = CopyHold::make();
+  rig.load_faults().set([gate](const CopyInfo&) { return Fault::hold(gate); });
+  auto one = rig.cache().acquire(rig.root(), text(1, 4));
+  auto two = rig.cache().acquire(rig.root(), text(1, 3));
+  CHECK(one.loads.size() == 1);
+  CHECK(two.loads.size() == 2);  // the same, and one of its own for a window page that the longer prefix does not need
+  CHECK(rig.cache().counters().hit_pages_on[1] == 4 + 1);
+  CHECK(rig.cache().counters().hit_pages_on[0] == 2);
+  gate->release();
+  CHECK(rig.read(two).ok());
+  CHECK(rig.read(one).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: who computes a page that is being loaded for another goes on with the loaded one, and waits for it") {
+  Rig rig(sizes(8, 8));
+  CHECK(rig.run(text(1, 2)).ok());
+  rig.cache().make_room(8);
+  CHECK(rig.cache().finish());
+  const auto gate = CopyHold::make();
+  rig.load_faults().set([gate](const CopyInfo&) { return Fault::hold(gate); });
+  auto late = rig.cache().acquire(rig.root(), {});
+  auto one = rig.cache().acquire(rig.root(), text(1, 2));
+  const auto tokens = text(1, 1);
+  CHECK(rig.compute(late, tokens).ok());
+  CHECK(rig.cache().counters().shared_pages == 1);
+  CHECK(late.loads.size() == 1);
+  gate->release();
+  CHECK(rig.read(late).ok());
+  CHECK(rig.read(one).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: written through, a page leaves the device at once") {
+  Rig rig(sizes(4, 12, true));
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.cache().finish());
+  CHECK(on(rig, CacheTier::host).arrived_pages == 4);
+  const auto gate = CopyHold::make();
+  rig.store_faults().set([gate](const CopyInfo&) { return Fault::hold(gate); });
+  CHECK(rig.cache().allocate<space::Full>().ok());  // no copy stands in the way
+  gate->release();
+  CHECK(rig.run(text(2, 4)).ok());
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(on(rig, CacheTier::device).lost_pages == 0);
+  CHECK(rig.cache().counters().hit_pages == 4);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: without the window of its end a prefix is usable only as far as there is one") {
+  Rig rig(sizes(8, 8));
+  CHECK(rig.run(text(1, 6)).ok());
+  // The window pages of the first four pages are not needed by anybody, so they are the first to go; then a shorter prompt cannot restart there.
+  std::vector<PageRef<DevicePage>> taken;
+  for (int i = 0; i < 8; ++i) {
+    auto ref = rig.cache().allocate<space::Window>();
+    if (ref.ok()) taken.push_back(std::move(ref).value());
+  }
+  CHECK(rig.cache().finish());
+  taken.clear();
+  auto held = rig.cache().acquire(rig.root(), text(1, 6));
+  CHECK(held.tokens == 6 * page);  // its window came back from the host
+  CHECK(rig.read(held).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: what two requests compute at once is kept once") {
+  Rig rig(sizes(8, 8));
+  auto one = rig.cache().acquire(rig.root(), text(1, 2));
+  auto two = rig.cache().acquire(rig.root(), text(1, 2));
+  const auto tokens = text(1, 1);
+  CHECK(rig.compute(one, tokens).ok());
+  CHECK(rig.compute(two, tokens).ok());
+  CHECK(rig.cache().counters().published_pages == 1);
+  CHECK(rig.cache().counters().shared_pages == 1);
+  CHECK(rig.device_ledger<space::Full>().used_pages() == 1);
+  CHECK(rig.read(one).ok());
+  CHECK(rig.read(two).ok());
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: what cannot work is refused in words") {
+  Rig rig;
+  const auto refused = [](const Rig::Cache::Pools& pools, const char* text) {
+    const auto made = Rig::Cache::make(pools, {.window_tokens = 20, .name = "mine"});
+    REQUIRE_FALSE(made.ok());
+    CHECK_MESSAGE(contains(made.error().message, text), made.error().message);
+  };
+  refused({}, "mine: no device pool");
+  auto device = DeviceBundlePool<Rig::Model, Host>::make({.pages = {{4, 4}}, .layers = 2}).value();
+  auto host = HostBundlePool<Rig::Model, Host>::make({.pages = {{4, 4}}, .layers = 3}).value();
+  refused({.device = &device, .host = &host}, "no streams");
+  refused({.device = &device, .host = &host, .loads = &rig.compute(), .stores = &rig.compute()}, "different layers");
+  auto held = rig.cache().acquire(rig.root(), {});
+  std::vector<Rig::Cache::Pages> pages(2);
+  const auto status = rig.cache().publish(held, text(1, 1), pages);
+  REQUIRE_FALSE(status.ok());
+  CHECK(contains(status.error().message, "16 tokens for 2 pages of 16"));
+}
+
+TEST_CASE("tier budget: pools and workspaces of a tier stay within one number of bytes") {
+  using Flash = preset::deepseek_v4::Flash<>;
+  const PageRatio ratios[Flash::space_count] = {{}, {1, 4, 2}, {0, 1, 9}};
+  const Bytes budget(std::int64_t{4} << 30);
+  const Bytes workspaces(std::int64_t{1} << 29);
+  const auto pages = pages_within<Flash>(budget, workspaces, ratios).value();
+  CHECK(pages.bytes() + workspaces <= budget);
+  auto more = pages;
+  more.of<space::Full>() += 4;
+  more.of<space::Window>() += 1;
+  CHECK(more.bytes() + workspaces > budget);  // and not much is left over
+  const auto none = pages_within<Flash>(Bytes(1 << 20), Bytes(1 << 19), ratios);
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().code == ErrorCode::exhausted);
+  CHECK(contains(none.error().message, "1048576 bytes, 524288 of them for workspaces"));
+}
+
+TEST_CASE("cache counters: a visitor sees every number with its labels") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 4)).ok());
+  CHECK(rig.run(text(2, 4)).ok());
+  std::map<std::string, std::int64_t> seen;
+  rig.cache().counters().visit([&](const char* name, const CounterLabel& label, std::int64_t value) {
+    std::string key = name;
+    if (label.tier != nullptr) key += std::string(" ") + label.tier;
+    if (label.space >= 0) key += " " + std::to_string(label.space);
+    if (label.reason != nullptr) key += std::string(" ") + label.reason;
+    CHECK_MESSAGE(seen.emplace(key, value).second, key);
+  });
+  CHECK(seen["lookups"] == 2);
+  CHECK(seen["missed_pages unknown"] == 8);
+  CHECK(seen["tier_evicted_pages device 0"] == 4);
+  CHECK(seen["tier_hit_pages host"] == 0);
+  CHECK(seen.size() == 6 + cache_miss_count + cache_tiers * (1 + 6 * 2));
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <chrono>
+
+#include <kvire/tier/file_tier.hpp>
+#include <tests/support/tier_case.hpp>
+
+using namespace kvire;
+using namespace kvire_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Files = FileTier<SmallModel<SmallFp8>, Host>;
+using Rig = TierRig<Lru, Files>;
+constexpr std::int64_t page = Rig::page;
+
+Files open(const Folder& folder) { return Files::make({.folder = folder.path, .budget = Bytes(1 << 22), .workers = 2, .durable = false}, SmallSchedule::layers).value(); }
+TierSizes sizes(std::int64_t device, std::int64_t host) { return {device + 1, host + 1, {.window_tokens = 20, .write_through = true, .room_limit = 5000ms}}; }
+Rig::Tokens text(int sequence, std::int64_t pages) { return Rig::text(sequence, pages * page); }
+
+/// Reads what files have of a prompt, and runs it.
+Result<Rig::Cache::Held> restore(Rig& rig, const Rig::Tokens& tokens) {
+  (void)rig.cache().prefetch(rig.root(), tokens);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  return rig.run(tokens);
+}
+
+}  // namespace
+
+TEST_CASE("tiered cache with files: what the host gives up comes back from a file") {
+  Folder folder;
+  auto files = open(folder);
+  Rig rig(sizes(4, 4), &files);
+  for (int sequence = 1; sequence <= 3; ++sequence) {
+    CHECK(rig.run(text(sequence, 4)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  CHECK(folder.records().size() == 12);
+  const auto& tiers = rig.cache().counters().tiers;
+  CHECK(tiers[2][0].arrived_pages == 12);
+  CHECK(tiers[1][0].lost_pages == 0);
+  // Without asking for files first, a request computes.
+  CHECK(rig.cache().acquire(rig.root(), text(1, 4)).tokens == 0);
+  CHECK(rig.cache().counters().missed_pages[static_cast<int>(CacheMiss::not_there_yet)] == 4);
+  CHECK(rig.cache().prefetch(rig.root(), text(1, 4)) == 4);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 4));
+    CHECK(held.tokens == 4 * page);
+    CHECK(rig.read(held).ok());
+  }
+  CHECK(rig.wrong_pages() == 0);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  rig.cache().clear();
+  CHECK(rig.used_pages() == 0);
+}
+
+TEST_CASE("tiered cache with files: another process finds the prefix, and only its own namespace's") {
+  Folder folder;
+  {
+    auto files = open(folder);
+    Rig rig(sizes(8, 8), &files);
+    CHECK(rig.run(text(1, 5)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  auto files = open(folder);
+  Rig rig(sizes(8, 8), &files);
+  CHECK(rig.cache().prefetch(rig.cache().root({.model = "another"}), text(1, 5)) == 0);
+  CHECK(rig.cache().prefetch(rig.root(), text(2, 5)) == 0);
+  CHECK(rig.cache().prefetch(rig.root(), text(1, 6)) == 5);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  auto held = rig.cache().acquire(rig.root(), text(1, 6));
+  CHECK(held.tokens == 5 * page);
+  CHECK(rig.read(held).ok());
+  CHECK(rig.wrong_pages() == 0);
+  CHECK(rig.cache().counters().hit_pages_on[1] == 5);
+}
+
+TEST_CASE("tiered cache with files: a damaged record is a miss, the prefix before it is a hit") {
+  Folder folder;
+  {
+    auto files = open(folder);
+    Rig rig(sizes(8, 8), &files);
+    CHECK(rig.run(text(1, 5)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  // One bit in each record: then every page is computed again, and stored again.
+  for (const auto& name : folder.records()) {
+    auto bytes = folder.read(name);
+    bytes[bytes.size() / 2] ^= std::byte{4};
+    folder.write(name, bytes);
+  }
+  auto files = open(folder);
+  Rig rig(sizes(8, 8), &files);
+  CHECK(restore(rig, text(1, 5)).ok());
+  CHECK(rig.cache().counters().hit_pages == 0);
+  CHECK(rig.cache().counters().tiers[1][0].failed_pages == 5);
+  CHECK(rig.wrong_pages() == 0);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  rig.cache().clear();
+  CHECK(restore(rig, text(1, 5)).ok());
+  CHECK(rig.cache().counters().hit_pages == 5);
+  CHECK(rig.wrong_pages() == 0);
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvire/sync/host.hpp>
+#include <kvire/tier/tiered_cache.hpp>
+#include <tests/support/file_tier_case.hpp>
+
+// A tiered cache of the small model with all that is around it. The content of a page follows from its prefix, so that anybody can tell what it must be.
+
+namespace kvire_test {
+
+struct TierSizes {
+  std::int64_t device = 9;  ///< pages of each space, the null page included
+  std::int64_t host = 17;   ///< 0: no host tier
+  kvire::TieredOptions options = {.window_tokens = 20};  ///< the next token looks back to two pages
+};
+
+template <class Policy = kvire::Lru, class Files = kvire::NoFiles>
+class TierRig {
+ public:
+  using Model = SmallModel<SmallFp8>;
+  using Cache = kvire::TieredCache<Model, kvire::Host, Policy, Files>;
+  using Tokens = std::vector<kvire::TokenId>;
+  static constexpr std::int64_t page = 16;
+
+  explicit TierRig(const TierSizes& sizes = {}, Files* files = nullptr)
+      : device_(Device::make({.pages = counts(sizes.device), .layers = SmallSchedule::layers}).value()),
+        host_(kvire::mirror_of(device_, counts(sizes.host == 0 ? 2 : sizes.host)).value()),
+        cache_(Cache::make({.device = &device_, .host = sizes.host == 0 ? nullptr : &host_, .loads = &loads_, .stores = &stores_}, sizes.options, files).value()),
+        root_(cache_.root({.model = "small"})) {}
+
+  Cache& cache() { return cache_; }
+  std::int32_t root() const { return root_; }
+  kvire::FaultHooks& load_faults() { return *load_faults_; }
+  kvire::FaultHooks& store_faults() { return *store_faults_; }
+  kvire::Stream<kvire::Host>& compute() { return compute_; }
+  std::int64_t wrong_pages() const { return wrong_; }
+
+  template <class Space>
+  auto& device_ledger() {
+    return device_.template ledger<Space>();
+  }
+  template <class Space>
+  auto& host_ledger() {
+    return host_.template ledger<Space>();
+  }
+  /// Pages that are out of the ledgers of both pools.
+  std::int64_t used_pages() {
+    return device_ledger<kvire::space::Full>().used_pages() + device_ledger<kvire::space::Window>().used_pages() +
+           host_ledger<kvire::space::Full>().used_pages() + host_ledger<kvire::space::Window>().used_pages();
+  }
+
+  /// `n` tokens of a sequence; sequences differ from their first token on.
+  static Tokens text(int sequence, std::int64_t n) {
+    Tokens tokens(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = sequence * 1000 + static_cast<kvire::TokenId>(i);
+    return tokens;
+  }
+
+  /// What a step does with a held prefix: a kernel a layer looks at every page that the next token needs, behind the layer's load. Pages with other
+  /// bytes than their prefix says count as wrong. Error: of the gate, or of a load; what the step has seen does not count then.
+  kvire::Status read(const typename Cache::Held& held) {
+    if (auto status = Cache::check(held); !status.ok()) return status;
+    auto step = gate_.begin(held.loads, compute_);
+    if (!step.ok()) return step.error();
+    std::vector<std::int32_t> path(static_cast<std::size_t>(held.prefix.pages()));
+    cache_.cache().path(held.prefix.node(), path);
+    kvire::Status status;
+    std::atomic<std::int64_t> wrong{0};
+    Model::for_each([&]<class Entry>() {
+      const int space = Model::template space_index<typename Entry::space>();
+      std::vector<std::pair<std::int32_t, std::uint32_t>> wanted;
+      for (std::size_t i = 0; i < path.size(); ++i) {
+        if (!cache_.cache().needed(space, static_cast<std::int64_t>(path.size() - 1 - i))) continue;
+        wanted.emplace_back(cache_.cache().device(path[i], space).id().value, seed<Entry>(path[i]));
+      }
+      auto& pool = device_.template entry<Entry>();
+      for (int slot = 0; slot < pool.layers() && status.ok(); ++slot) {
+        auto lease = step.value().read(pool, kvire::EntrySlot(slot));
+        if (!lease.ok()) {
+          status = lease.error();
+          break;
+        }
+        kvire::launch(compute_, [&wrong, wanted, slot](const auto& view) { wrong += wrong_in<typename Entry::policy>(view, wanted, slot); }, lease.value());
+      }
+    });
+    auto done = compute_.record("step").wait();
+    for (const auto& result : {status, done, step.value().status()}) {
+      if (!result.ok()) return result;
+    }
+    wrong_ += wrong;
+    return {};
+  }
+
+  /// A request: the prefix that is there, read; the rest computed and published. The returned prefix ends behind its last whole page.
+  kvire::Result<typename Cache::Held> run(const Tokens& tokens) {
+    auto held = cache_.acquire(root_, tokens);
+    if (auto status = read(held); !status.ok()) return status.error();
+    for (std::int64_t at = held.tokens; at + page <= static_cast<std::int64_t>(tokens.size()); at += page) {
+      auto status = compute(held, std::span(tokens).subspan(static_cast<std::size_t>(at), page));
+      if (!status.ok()) return status.error();
+    }
+    return held;
+  }
+
+  /// One page of a request, made and published.
+  kvire::Status compute(typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
+    typename Cache::Pages pages;
+    auto full = cache_.template allocate<kvire::space::Full>();
+    if (!full.ok()) return full.error();
+    auto window = cache_.template allocate<kvire::space::Window>();
+    if (!window.ok()) return window.error();
+    pages[Model::space_index<kvire::space::Full>()] = std::move(full).value();
+    pages[Model::space_index<kvire::space::Window>()] = std::move(window).value();
+    const auto name = cache_.cache().name_below(held.prefix.node(), tokens);
+    Model::for_each([&]<class Entry>() {
+      fill(device_.template entry<Entry>(), pages[Model::template space_index<typename Entry::space>()].id(), seed<Entry>(name));
+    });
+    return cache_.publish(held, tokens, std::span(&pages, 1));
+  }
+
+ private:
+  using Device = kvire::DeviceBundlePool<Model, kvire::Host>;
+  using HostTier = kvire::HostBundlePool<Model, kvire::Host>;
+  using Stream = kvire::Stream<kvire::Host>;
+
+  static kvire::BundlePages<Model> counts(std::int64_t n) {
+    kvire::BundlePages<Model> pages;
+    for (auto& count : pages.count) count = n;
+    return pages;
+  }
+  template <class Entry>
+  static std::uint32_t seed(const kvire::Hash128& name) {
+    return static_cast<std::uint32_t>(name.low) * 8 + static_cast<std::uint32_t>(Model::template index_of<Entry>());
+  }
+  template <class Entry>
+  std::uint32_t seed(std::int32_t node) const {
+    return seed<Entry>(cache_.cache().name(node));
+  }
+  template <class P, class View>
+  static std::int64_t wrong_in(const View& view, const std::vector<std::pair<std::int32_t, std::uint32_t>>& wanted, int slot) {
+    std::int64_t wrong = 0;
+    for (const auto& [id, s] : wanted) {
+      bool right = id > 0;
+      for (std::int64_t i = 0; right && i < P::page_bytes; ++i) right = view.page(id)[i] == pattern(s, slot, i);
+      wrong += right ? 0 : 1;
+    }
+    return wrong;
+  }
+
+  Device device_;
+  HostTier host_;
+  std::shared_ptr<kvire::FaultHooks> load_faults_ = kvire::FaultHooks::make();
+  std::shared_ptr<kvire::FaultHooks> store_faults_ = kvire::FaultHooks::make();
+  std::int64_t wrong_ = 0;
+  kvire::Gate<kvire::Host> gate_;
+  Stream compute_ = Stream::make({.name = "compute"}).value();
+  Stream loads_ = Stream::make({.name = "load", .faults = load_faults_}).value();
+  Stream stores_ = Stream::make({.name = "store", .faults = store_faults_}).value();
+  Cache cache_;
+  std::int32_t root_;
+};
+
+}  // namespace kvire_test
