@@ -7,7 +7,7 @@
 KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
-/// body::sparse_logits, one page-table entry of a row a work item.
+/// body::sparse_logits, one page-table entry (or listed block) of a row a work item.
 template <LayoutPolicy P>
 struct SparseLogitsItem {
   using counts = LogitsCounts;
@@ -27,7 +27,7 @@ struct SparseLogitsItem {
 template <LayoutPolicy P>
 cudaError_t launch_generic_sparse_logits(const body::SparseLogitsArgs& args, LogitsCounts* counts, cudaStream_t stream) {
   static_assert(require_layout<P>());
-  return detail::launch_plain(detail::SparseLogitsItem<P>{args}, args.batch * args.max_pages, counts, stream);
+  return detail::launch_plain(detail::SparseLogitsItem<P>{args}, args.batch * args.entries(), counts, stream);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

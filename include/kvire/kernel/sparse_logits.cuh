@@ -16,6 +16,7 @@ struct CudaSparseLogitsOptions {
   LogitsCounts* counts = nullptr;  ///< in device memory; added to when the work runs
   KernelChoice kernel = KernelChoice::automatic;
   KernelServed* served = nullptr;  ///< filled by the call: which kernel it queued
+  Tensor<const std::int32_t, 2> blocks = {};  ///< in device memory; as SparseLogitsOptions::blocks
 };
 
 /// What tuned kernels are built for: the heads and, each by its own kernel, the query tokens of a row. Every kernel costs time to compile.
@@ -106,7 +107,7 @@ bool queue_tuned_for(const body::SparseLogitsArgs& args, LogitsCounts* counts, i
   a.table_width = static_cast<std::int32_t>(args.max_pages);
   a.lengths = args.lengths;
   a.lengths_per_query = args.lengths_per_query;
-  a.logits = args.scores;
+  a.logits = args.scores.f32();
   a.logits_stride = args.stride;
   if (counts != nullptr) {
     a.bad_pages = reinterpret_cast<unsigned long long*>(&counts->bad_pages);
@@ -135,6 +136,8 @@ bool queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& arg
     int processors = 0;
     if (!runs_sm90a(device)) {
       reason = "device " + std::to_string(device) + " does not run code for sm_90a, or the program has none";
+    } else if (args.scores.element != Element::f32 || args.blocks != nullptr) {
+      reason = args.blocks != nullptr ? "blocks are listed" : "scores are bf16";
     } else if (args.heads != Heads) {
       reason = "there are " + std::to_string(args.heads) + " heads, it is built for " + std::to_string(Heads);
     } else if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) {
@@ -163,13 +166,13 @@ bool queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& arg
 /// Errors: extents that disagree; unsupported, with the reason, where the tuned kernel is demanded and cannot serve; those of the runtime.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
-                     Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, Stream<Cuda>& stream, CudaSparseLogitsOptions options = {}) {
+                     Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, Stream<Cuda>& stream, CudaSparseLogitsOptions options = {}) {
   static_assert(require_lease<Lease>());
   if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
   if constexpr (is_lease<Lease>) {
     using P = typename Lease::policy;
     const auto checked =
-        check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, SimdLevel::plain, false);
+        check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, SimdLevel::plain, false, options.blocks);
     if (!checked.ok()) return checked.error();
     return launch(
         stream,

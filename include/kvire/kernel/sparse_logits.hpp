@@ -13,6 +13,10 @@
 KVIRE_NAMESPACE_BEGIN
 
 struct SparseLogitsOptions {
+  /// The blocks of a two-level indexer, [batch][max_blocks]: entries of each row's page table, in any order; negative: none. Only these are scored:
+  /// scores are then [batch][next_n][max_blocks * tokens per page], block after block as listed, every one written, and -inf where the query token
+  /// does not see the position. An entry beyond the page table counts as a bad page.
+  Tensor<const std::int32_t, 2> blocks = {};
   LogitsCounts* counts = nullptr;  ///< added to when the work has run; must live until then
   SimdLevel level = best_level();  ///< one that this processor does not support is an error
 };
@@ -21,8 +25,8 @@ struct SparseLogitsOptions {
 /// the keys. `lengths` are read here, unless they are in device memory.
 inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, int dim, int tokens_per_page, const Queries& queries,
                                                           Tensor<const float, 3> weights, Tensor<const std::int32_t, 2> page_table,
-                                                          Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, SimdLevel level,
-                                                          bool lengths_readable = true) {
+                                                          Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, SimdLevel level,
+                                                          bool lengths_readable = true, const Tensor<const std::int32_t, 2>& blocks = {}) {
   detail::ArgumentCheck check("sparse_logits");
   check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
                 std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
@@ -35,9 +39,14 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
   check.extents("weights", weights, {queries.batch, queries.next_n, queries.heads}, "queries");
   check.extents("page_table", page_table, {queries.batch, page_table.extent[1]}, "queries");
   check.between("page_table.extent[1]", page_table.extent[1], 0, detail::most_int32);
-  check.extents("scores", scores, {queries.batch, queries.next_n, scores.extent[2]}, "queries");
+  const bool listed = blocks.data != nullptr || blocks.extent[1] != 0;
+  if (listed) {
+    check.extents("blocks", blocks, {queries.batch, blocks.extent[1]}, "queries");
+    check.between("blocks.extent[1]", blocks.extent[1], 0, detail::most_int32 / tokens_per_page);
+  }
+  check.extents("scores", scores.shape(), {queries.batch, queries.next_n, listed ? blocks.extent[1] * tokens_per_page : scores.extent(2)}, listed ? "blocks" : "queries");
   check.require(supports(level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(level));
-  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, scores.extent[2], lengths_readable);
+  if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, listed ? detail::most_int32 : scores.extent(2), lengths_readable);
   if (!check.ok()) return check.error();
 
   body::SparseLogitsArgs args;
@@ -47,8 +56,10 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
   args.page_table = page_table.data;
   args.lengths = lengths.data;
   args.lengths_per_query = queries.next_n > 1 && lengths.extent[1] == queries.next_n;
-  args.scores = scores.data;
-  args.stride = scores.extent[2];
+  args.scores = {scores.data(), scores.element()};
+  args.stride = scores.extent(2);
+  args.blocks = listed ? blocks.data : nullptr;
+  args.max_blocks = blocks.extent[1];
   args.max_pages = page_table.extent[1];
   args.batch = static_cast<std::int32_t>(queries.batch);
   args.next_n = static_cast<std::int32_t>(queries.next_n);
@@ -70,7 +81,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
 ///             counted; neither is followed.
 /// lengths     [batch][1]: cached tokens of each row, those of its next_n query tokens included: token n sees length - (next_n - 1 - n) of them
 ///             (its causal view). Or [batch][next_n]: what each query token sees.
-/// scores      [batch][next_n][stride]. Nothing is written from what a query token sees on.
+/// scores      [batch][next_n][stride], f32 or bf16. Nothing is written from what a query token sees on.
 ///
 /// A NaN logit (a NaN or an infinity somewhere in key, scale, query or weight) scores -inf and is counted. With several scales a key, each
 /// element is multiplied by its own before the dot product.
@@ -79,12 +90,12 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
 /// is not supported. Everything but `lengths` is read when the work runs and must live until then.
 template <class Policy = void, class Lease>
 Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
-                     Tensor<const std::int32_t, 2> lengths, Tensor<float, 3> scores, Stream<Host>& stream, SparseLogitsOptions options = {}) {
+                     Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, Stream<Host>& stream, SparseLogitsOptions options = {}) {
   static_assert(require_lease<Lease>());
   if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
   if constexpr (is_lease<Lease>) {
     using P = typename Lease::policy;
-    auto checked = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, options.level);
+    auto checked = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, options.level, true, options.blocks);
     if (!checked.ok()) return checked.error();
     launch(
         stream,

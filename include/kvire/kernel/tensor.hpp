@@ -43,6 +43,30 @@ struct Queries {
   std::int64_t dim = 0;
 };
 
+/// Scores of an indexer, contiguous, the last extent a row's positions: f32, or bf16 codes, which are the f32 scores rounded to nearest even.
+template <int Rank>
+class ScoreTensor {
+ public:
+  ScoreTensor(const Tensor<float, Rank>& scores) : ScoreTensor(scores.data, Element::f32, scores.extent) {}
+  ScoreTensor(float* data, const std::int64_t (&extent)[Rank]) : ScoreTensor(data, Element::f32, extent) {}
+  static ScoreTensor bf16(const Tensor<std::uint16_t, Rank>& scores) { return {scores.data, Element::bf16, scores.extent}; }
+
+  void* data() const { return shape_.data; }
+  Element element() const { return element_; }
+  std::int64_t extent(int i) const { return shape_.extent[i]; }
+  /// The extents alone, for checks.
+  const Tensor<std::byte, Rank>& shape() const { return shape_; }
+
+ private:
+  ScoreTensor(void* data, Element element, const std::int64_t (&extent)[Rank]) : element_(element) {
+    shape_.data = static_cast<std::byte*>(data);
+    for (int i = 0; i < Rank; ++i) shape_.extent[i] = extent[i];
+  }
+
+  Tensor<std::byte, Rank> shape_;
+  Element element_;
+};
+
 namespace detail {
 
 /// Collects the first complaint about a kernel's arguments.

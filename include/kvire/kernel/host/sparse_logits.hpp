@@ -24,8 +24,8 @@ class SparseLogits {
 
   /// Error exhausted: no memory for packed queries or keys.
   Status run(LogitsCounts& counts) {
-    if (level_ == SimdLevel::plain) {
-      parallel_for(args_.batch * args_.max_pages, 1, [&](std::int64_t begin, std::int64_t end) {
+    if (level_ == SimdLevel::plain || args_.blocks != nullptr) {
+      parallel_for(args_.batch * args_.entries(), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t item = begin; item < end; ++item) add(format_.plain(item, args_));
       });
     } else {
@@ -145,9 +145,9 @@ class SparseLogits {
       alignas(64) float sums[most_panel_tokens];
       kernel_.sums(packed_.get() + query_row * packed_row(), args_.weights + query_row * args_.heads, panel, args_.heads, format_.dim,
                    short_keys && short_queries_[query_row], sums);
-      float* scores = args_.scores + query_row * args_.stride + first;
       for (int t = 0; t < visible; ++t) {
-        scores[t] = token[t].page != nullptr ? body::finish_logit(scale[t], sums[t], counts.nan_logits) : float_of(infinity_bits | sign_bit);
+        const float score = token[t].page != nullptr ? body::finish_logit(scale[t], sums[t], counts.nan_logits) : float_of(infinity_bits | sign_bit);
+        args_.scores.store(query_row * args_.stride + first + t, score);
       }
     }
   }
