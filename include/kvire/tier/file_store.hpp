@@ -40,7 +40,7 @@ class FileStore : public FileFolder<Io> {
     if (!lock.ok()) return Error{lock.error().code, options.name + ": " + lock.error().message};
     auto store = std::unique_ptr<FileStore>(new FileStore(std::move(options), std::move(lock).value()));
     if (auto status = store->recover(); !status.ok()) return status.error();
-    return store;
+    return Result<std::unique_ptr<FileStore>>(std::move(store));
   }
 
   Event<Host> store(Store work) {
