@@ -10,6 +10,7 @@
 #include <kvire/kernel/cuda_top_k.cuh>
 #include <kvire/kernel/gather.cuh>
 #include <kvire/kernel/move_tokens.cuh>
+#include <kvire/kernel/prefill_logits.cuh>
 #include <kvire/kernel/sparse_logits.cuh>
 #include <kvire/kvire.hpp>
 #include <kvire/memory/cuda/device.hpp>
