@@ -13,10 +13,12 @@
 
 #include <kvire/kernel/top_k.cuh>
 #include <tests/support/golden.hpp>
+#include <tests/support/score_rows.hpp>
 
 namespace {
 
 using kvire::body::TopKArgs;
+using namespace kvire_test;
 
 void check(cudaError_t error) { REQUIRE_MESSAGE(error == cudaSuccess, cudaGetErrorString(error)); }
 
@@ -39,32 +41,6 @@ class Device {
  private:
   T* p_ = nullptr;
   std::size_t n_;
-};
-
-// The selection in its plainest words: order by (score down, position up), take k, list by position or as ordered.
-std::vector<std::int32_t> expected(const float* x, int length, int k, bool by_score = false, const std::vector<char>& masked = {}) {
-  std::vector<std::int32_t> candidates;
-  for (int i = 0; i < length; ++i) {
-    if (!std::isnan(x[i]) && (masked.empty() || masked[std::size_t(i)] == 0)) candidates.push_back(i);
-  }
-  const auto better = [&](std::int32_t a, std::int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
-  const std::size_t n = std::min(candidates.size(), std::size_t(k));
-  if (n < candidates.size()) std::nth_element(candidates.begin(), candidates.begin() + std::ptrdiff_t(n), candidates.end(), better);
-  candidates.resize(n);
-  if (by_score) {
-    std::sort(candidates.begin(), candidates.end(), better);
-  } else {
-    std::sort(candidates.begin(), candidates.end());
-  }
-  candidates.resize(std::size_t(k), -1);
-  return candidates;
-}
-
-struct Rows {
-  int rows = 1;
-  int stride = 0;
-  std::vector<float> scores;
-  std::vector<std::int32_t> lengths;
 };
 
 bool clusters() {
@@ -104,15 +80,6 @@ std::vector<std::int32_t> select(const Rows& in, int k, const kvire::TopKShape& 
   return selected.read();
 }
 
-std::vector<std::int32_t> expected(const Rows& in, int k, bool by_score = false) {
-  std::vector<std::int32_t> all;
-  for (int r = 0; r < in.rows; ++r) {
-    const auto row = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), in.lengths[std::size_t(r)], k, by_score);
-    all.insert(all.end(), row.begin(), row.end());
-  }
-  return all;
-}
-
 // Runs every shape; one message per failing row.
 void compare_shapes(const Rows& in, int k, const std::string& what, bool by_score = false) {
   const auto want = expected(in, k, by_score);
@@ -130,45 +97,6 @@ void compare_shapes(const Rows& in, int k, const std::string& what, bool by_scor
     }
   }
 }
-
-enum class Kind { normal, narrow, wide, eighths, mostly_zero, equal, ascending, descending, infinite, late_peak, count };
-
-const char* name(Kind kind) {
-  const char* names[] = {"normal", "narrow", "wide", "eighths", "mostly zero", "equal", "ascending", "descending", "infinite", "late peak"};
-  return names[int(kind)];
-}
-
-Rows make(Kind kind, int rows, int length, unsigned seed) {
-  Rows in;
-  in.rows = rows;
-  in.stride = (length + 7) / 4 * 4;
-  in.scores.resize(std::size_t(rows) * std::size_t(in.stride));
-  in.lengths.assign(std::size_t(rows), length);
-  std::mt19937 engine{seed};
-  std::normal_distribution<float> normal;
-  for (int r = 0; r < rows; ++r) {
-    float* x = in.scores.data() + std::size_t(r) * std::size_t(in.stride);
-    for (int i = 0; i < length; ++i) {
-      const float n = normal(engine);
-      switch (kind) {
-        case Kind::narrow: x[i] = 100 + 0.01F * n; break;
-        case Kind::wide: x[i] = 5000 + 200 * n; break;
-        case Kind::eighths: x[i] = std::round(n * 8) / 8; break;
-        case Kind::mostly_zero: x[i] = n < 1 ? (i % 2 == 0 ? 0.0F : -0.0F) : n; break;
-        case Kind::equal: x[i] = -2.5F; break;
-        case Kind::ascending: x[i] = -1000 + 0.001F * float(i); break;
-        case Kind::descending: x[i] = 1000 - 0.001F * float(i); break;
-        case Kind::infinite: x[i] = i % 3 == 0 ? -std::numeric_limits<float>::infinity() : i % 7 == 0 ? NAN : i % 97 == 0 ? INFINITY : -n; break;
-        case Kind::late_peak: x[i] = n + (i > length - length / 16 ? 8 : 0); break;
-        default: x[i] = n;
-      }
-    }
-    for (int i = length; i < in.stride; ++i) x[i] = i % 2 == 0 ? INFINITY : NAN;  // beyond the length: must not be read
-  }
-  return in;
-}
-
-bool full() { return std::getenv("KVIRE_TEST_SMALL") == nullptr; }
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 
 #include <kvire/codec/float_bits.hpp>
 #include <kvire/kernel/body/top_k.hpp>
+#include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/tuning.hpp>
 
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
@@ -42,6 +43,7 @@ struct Params {
   int block_shift = 0;    // its log2
   int page_shift = -1;    // log2 of tokens_per_page, or -1
   bool vector_loads = false;
+  bool overlap = false;  // programmatic dependent launch
 };
 
 #if KVIRE_CUDA_COMPILER
@@ -813,6 +815,10 @@ struct Block {
 
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant__ Params p) {
+#if KVIRE_DEVICE_ARCH >= 900
+  ptx::launch_dependents();
+  ptx::wait_for_earlier_grids();
+#endif
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ Scratch scratch;
   u32* hist = reinterpret_cast<u32*>(dynamic);
@@ -848,18 +854,23 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
   config.blockDim = dim3(Threads);
   config.dynamicSmemBytes = B::shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (p.overlap) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   if constexpr (Clustered) {
     if (p.blocks > 8) {
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
     }
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(p.blocks);
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, p);
 }
@@ -887,9 +898,10 @@ inline TopKShape top_k_shape(std::int64_t rows, std::int64_t columns, int proces
 }
 
 /// Exact, deterministic top-k; see body::top_k for what is selected and body::TopKArgs for extents. `counts` (device memory, or null) is
-/// added to. Captures into graphs; allocates nothing, waits for nothing.
+/// added to. `overlap`: programmatic dependent launch, from sm_90 on; the kernel waits for the stream's earlier one before it reads. Captures into
+/// graphs; allocates nothing, waits for nothing.
 template <int = 0>  // compiled where it is called, not wherever the header is included
-cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, const TopKShape& shape) {
+cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, const TopKShape& shape, bool overlap = false) {
   const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
   if (args.k < 0 || args.k > detail::topk::max_k || args.stride > (std::int64_t(1) << detail::topk::position_bits)) return cudaErrorInvalidValue;
   if (rows == 0 || args.k == 0) return cudaSuccess;
@@ -897,6 +909,7 @@ cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStr
   p.args = args;
   p.counts = reinterpret_cast<detail::topk::u64*>(counts);
   p.blocks = shape.blocks;
+  p.overlap = overlap;
   p.vector_loads = reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && args.stride % 4 == 0;
   while (1 << p.block_shift < p.blocks) ++p.block_shift;
   for (int bit = 0; bit < 31; ++bit) {
