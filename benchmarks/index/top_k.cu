@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times launch_top_k as one CUDA graph of launches on disjoint inputs with a cold L2: replay time / launches, median.
+// Top-k of N(0,1) rows on disjoint inputs: one line of CSV for each row length, batch, shape and k, with the multiple of one read of the rows at the
+// copy rate.
 //   top_k            the default shape at every size
 //   top_k shapes     every shape
-// Prints microseconds and the multiple of one read of the rows at the copy rate.
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <benchmarks/support/device_timing.cuh>
+
 #include <cstring>
-#include <vector>
 
 #include <kvire/kernel/top_k.cuh>
 
 namespace {
 
-void check(cudaError_t error, int line) {
-  if (error == cudaSuccess) return;
-  std::printf("line %d: %s\n", line, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define CHECK(call) check(call, __LINE__)
+using namespace kvire_bench;
 
 __global__ void fill_normal(float* x, std::size_t n) {
   const std::size_t step = std::size_t(gridDim.x) * blockDim.x;
@@ -41,34 +33,25 @@ __global__ void fill_value(std::int32_t* x, std::int32_t value, std::size_t n) {
   if (i < n) x[i] = value;
 }
 
-constexpr double copy_rate = 4293e9;  // bytes per second read + written
-
 struct Bench {
-  float* scores = nullptr;
-  std::size_t floats = std::size_t(1) << 30;
-  std::int32_t* lengths = nullptr;
-  std::int32_t* selected = nullptr;
-  std::size_t slots = std::size_t(64) << 20;
-  char* flush = nullptr;
-  cudaStream_t stream = nullptr;
+  static constexpr std::size_t floats = std::size_t(1) << 30, slots = std::size_t(64) << 20;
+  Timer timer;
+  float* scores = device_array<float>(floats);
+  std::int32_t* lengths = device_array<std::int32_t>(128);
+  std::int32_t* selected = device_array<std::int32_t>(slots);
   int processors = 0;
 
   Bench() {
-    CHECK(cudaMalloc(&scores, floats * 4));
-    CHECK(cudaMalloc(&lengths, 128 * 4));
-    CHECK(cudaMalloc(&selected, slots * 4));
-    CHECK(cudaMalloc(&flush, std::size_t(256) << 20));
-    CHECK(cudaStreamCreate(&stream));
-    CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
-    fill_normal<<<4096, 256, 0, stream>>>(scores, floats);
-    CHECK(cudaGetLastError());
+    KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
+    fill_normal<<<4096, 256>>>(scores, floats);
+    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
   }
 
   bool right(const kvire::body::TopKArgs& args, int row) {
     std::vector<float> x(static_cast<std::size_t>(args.stride));
     std::vector<std::int32_t> got(static_cast<std::size_t>(args.k));
-    CHECK(cudaMemcpy(x.data(), args.scores + row * args.stride, x.size() * 4, cudaMemcpyDeviceToHost));
-    CHECK(cudaMemcpy(got.data(), args.selected + std::int64_t(row) * args.k, got.size() * 4, cudaMemcpyDeviceToHost));
+    KVIRE_BENCH_CHECK(cudaMemcpy(x.data(), args.scores + row * args.stride, x.size() * 4, cudaMemcpyDeviceToHost));
+    KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), args.selected + std::int64_t(row) * args.k, got.size() * 4, cudaMemcpyDeviceToHost));
     std::vector<std::int32_t> want(x.size());
     for (std::size_t i = 0; i < want.size(); ++i) want[i] = std::int32_t(i);
     std::nth_element(want.begin(), want.begin() + args.k - 1, want.end(),
@@ -82,44 +65,20 @@ struct Bench {
   double time(int columns, int batch, int k, const kvire::TopKShape& shape) {
     const std::size_t set = std::size_t(columns) * std::size_t(batch);
     const int launches = int(std::clamp<std::size_t>(floats / set, 1, 48));
-    fill_value<<<1, 128, 0, stream>>>(lengths, columns, 128);
-    CHECK(cudaMemsetAsync(selected, 0xEE, std::size_t(launches) * std::size_t(batch) * std::size_t(k) * 4, stream));
+    fill_value<<<1, 128>>>(lengths, columns, 128);
+    KVIRE_BENCH_CHECK(cudaMemset(selected, 0xEE, std::size_t(launches) * std::size_t(batch) * std::size_t(k) * 4));
     kvire::body::TopKArgs args;
     args.stride = columns;
     args.lengths = lengths;
     args.batch = batch;
     args.k = k;
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < launches; ++i) {
+    const double us = timer.microseconds(launches, 7, [&](int i, cudaStream_t stream) {
       args.scores = scores + std::size_t(i) * set;
       args.selected = selected + std::size_t(i) * std::size_t(batch) * std::size_t(k);
-      CHECK(kvire::launch_top_k(args, nullptr, stream, shape));
-    }
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t begin, end;
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-    std::vector<float> times;
-    for (int run = 0; run < 8; ++run) {
-      CHECK(cudaMemsetAsync(flush, run, std::size_t(256) << 20, stream));
-      CHECK(cudaEventRecord(begin, stream));
-      CHECK(cudaGraphLaunch(exec, stream));
-      CHECK(cudaEventRecord(end, stream));
-      CHECK(cudaStreamSynchronize(stream));
-      float ms = 0;
-      CHECK(cudaEventElapsedTime(&ms, begin, end));
-      if (run > 0) times.push_back(ms * 1000 / float(launches));
-    }
-    std::nth_element(times.begin(), times.begin() + 3, times.end());
+      KVIRE_BENCH_CHECK(kvire::launch_top_k(args, nullptr, stream, shape));
+    });
     const bool ok = right(args, 0) && right(args, batch - 1);
-    CHECK(cudaEventDestroy(begin));
-    CHECK(cudaEventDestroy(end));
-    CHECK(cudaGraphExecDestroy(exec));
-    CHECK(cudaGraphDestroy(graph));
-    return ok ? double(times[3]) : -double(times[3]);
+    return ok ? us : -us;
   }
 };
 
@@ -127,10 +86,11 @@ struct Bench {
 
 int main(int argc, char** argv) {
   Bench bench;
+  std::printf("row,batch,shape,k,us,reads\n");
   const bool shapes = argc > 1 && std::strcmp(argv[1], "shapes") == 0;
   for (const int columns : {4096, 32768, 131072, 1048576}) {
     for (const int batch : {1, 64, 128}) {
-      const double once = double(columns) * batch * 4 / copy_rate * 1e6;
+      const double once = double(columns) * batch * 4 / copy_rate * 1e-3;
       std::vector<kvire::TopKShape> tried = {kvire::top_k_shape(batch, columns, bench.processors, true)};
       if (shapes) {
         for (const int blocks : {1, 2, 4, 8, 16}) {
@@ -140,14 +100,13 @@ int main(int argc, char** argv) {
           tried.push_back({1024, 8, blocks});
         }
       }
-      for (std::size_t t = 0; t < tried.size(); ++t) {
-        std::printf("%8d x %3d  %4dx%dx%-2d%s", columns, batch, tried[t].threads, tried[t].items, tried[t].blocks, t == 0 ? " *" : "  ");
+      for (const auto& shape : tried) {
         for (const int k : {512, 1024, 2048}) {
-          const double us = bench.time(columns, batch, k, tried[t]);
-          std::printf("  %8.2f (%5.1fx)%s", us < 0 ? -us : us, (us < 0 ? -us : us) / once, us < 0 ? " WRONG" : "");
+          const double us = bench.time(columns, batch, k, shape);
+          std::printf("%d,%d,%dx%dx%d,%d,%.2f,%.1f%s\n", columns, batch, shape.threads, shape.items, shape.blocks, k, us < 0 ? -us : us, (us < 0 ? -us : us) / once,
+                      us < 0 ? ",WRONG" : "");
+          std::fflush(stdout);
         }
-        std::printf("\n");
-        std::fflush(stdout);
       }
     }
   }

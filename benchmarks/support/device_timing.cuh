@@ -20,6 +20,9 @@ inline void check(cudaError_t error, const char* what) {
 }
 #define KVIRE_BENCH_CHECK(call) ::kvire_bench::check((call), #call)
 
+/// What a large copy on the device reaches on an H200, GB/s read and written: what others are shares of.
+inline constexpr double copy_rate = 4293;
+
 template <class T>
 T* device_array(std::int64_t n) {
   void* p = nullptr;
