@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "files.hpp"
 #include "prefix.hpp"
 #include "replay.hpp"
 #include "step_io.hpp"
@@ -15,7 +16,8 @@
 namespace engine {
 
 /// Decides which pages are where. Blocks that active sessions use stay on the device; the others are evicted, least recently used first,
-/// to the host tier, whose own least recently used pages make room. `Tiers` moves the bytes.
+/// to the host tier, whose own least recently used pages make room. With a file tier, blocks go to the host and on to a file as soon as they are
+/// complete. `Tiers` and `Files` move the bytes.
 template <class IndexKey, class Io = StepIo<IndexKey>>
 class Cache {
  public:
@@ -28,10 +30,50 @@ class Cache {
   static kvire::Result<std::unique_ptr<Cache>> make(const ReplaySettings& options, int index_heads, std::unique_ptr<Tamper<IndexKey, Backend>> tamper = nullptr) {
     auto tiers = Tiers<IndexKey, Backend>::make(options, std::move(tamper));
     if (!tiers) return tiers.error();
-    return std::unique_ptr<Cache>(new Cache(options, index_heads, std::move(tiers).value()));
+    std::unique_ptr<BlockFiles> files;
+    if (!options.file_folder.empty()) {
+      if (options.host_pages == 0) return kvire::Error{kvire::ErrorCode::invalid_argument, "a file tier needs a host tier, through which its pages go"};
+      auto made = BlockFiles::make(options);
+      if (!made) return made.error();
+      files = std::move(made).value();
+    }
+    return std::unique_ptr<Cache>(new Cache(options, index_heads, std::move(tiers).value(), std::move(files)));
   }
 
   PrefixIndex& index() { return index_; }
+
+  /// The block that continues `parent` with these tokens, from the index or else from a file; null if there is none.
+  std::shared_ptr<Block> find(const std::shared_ptr<Block>& parent, const int* tokens) {
+    auto block = index_.find(parent, tokens);
+    if (!files_ || (block && (block->asked || (block->full.anywhere() && block->window.anywhere())))) return block;
+    const int depth = parent ? parent->depth + 1 : 0;
+    const auto there = files_->find(prefix_name(parent.get(), tokens), depth);
+    if (there && !block) {
+      block = std::make_shared<Block>();
+      block->parent = parent;
+      block->depth = depth;
+      index_.insert(block, tokens);
+      blocks_.push_back(block);
+    }
+    if (block) {
+      block->asked = true;
+      block->full.file = there && there->first;
+      block->window.file = there && there->second;
+    }
+    return block;
+  }
+
+  /// A block of the index is complete: with a file tier, it goes there, by way of the host.
+  void keep(const std::shared_ptr<Block>& block) {
+    if (!files_ || block->full.file) return;
+    keep_on_host<Full>(*block);
+    keep_on_host<Window>(*block);
+    if (auto status = tiers_->issue_backups(); !status.ok() && failure_.ok()) failure_ = status;
+    to_store_.push_back(block);
+  }
+
+  /// Of the file tier, if there is one.
+  kvire::FileTierStats file_stats() const { return files_ ? files_->stats() : kvire::FileTierStats(); }
   Tiers<IndexKey, Backend>& tiers() { return *tiers_; }
   std::int64_t usable_pages() const { return options_.device_pages - 1; }
   std::int64_t bytes_to_host() const { return tiers_->bytes_to_host(); }
@@ -52,6 +94,7 @@ class Cache {
       ++blocks[i]->full.users;
       if (i >= first_window) ++blocks[i]->window.users;
     }
+    if (files_) fetch(blocks, first_window);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (bring<Full>(blocks[i]->full) && (i < first_window || bring<Window>(blocks[i]->window))) continue;
       release(blocks, first_window);
@@ -114,6 +157,7 @@ class Cache {
   kvire::Result<StepIo> begin(const Batch& batch) {
     keep_reserve<Full>();
     keep_reserve<Window>();
+    store_what_is_ready();
     if (!failure_.ok()) return failure_.error();
     auto step = tiers_->begin();
     if (!step) return step.error();
@@ -121,11 +165,20 @@ class Cache {
   }
 
   /// Waits for everything under way.
-  kvire::Status finish() { return tiers_->finish(); }
+  kvire::Status finish() {
+    auto status = tiers_->finish();
+    while (!to_store_.empty()) {
+      store_what_is_ready();
+      if (files_) files_->finish();
+    }
+    return status;
+  }
 
  private:
-  Cache(const ReplaySettings& options, int index_heads, std::unique_ptr<Tiers<IndexKey, Backend>> tiers)
-      : options_(options), index_heads_(index_heads), tiers_(std::move(tiers)) {}
+  using BlockFiles = Files<IndexKey, Backend>;
+
+  Cache(const ReplaySettings& options, int index_heads, std::unique_ptr<Tiers<IndexKey, Backend>> tiers, std::unique_ptr<BlockFiles> files)
+      : options_(options), index_heads_(index_heads), tiers_(std::move(tiers)), files_(std::move(files)) {}
 
   template <class Space>
   static Place& place(Block& block) {
@@ -140,6 +193,37 @@ class Cache {
   void each_block(F&& f) {
     std::erase_if(blocks_, [](const auto& weak) { return weak.expired(); });
     for (const auto& weak : blocks_) f(*weak.lock());
+  }
+
+  template <class Space>
+  void keep_on_host(Block& block) {
+    Place& p = place<Space>(block);
+    if (p.device && !p.host && (p.host = take_host<Space>(block.used_at))) tiers_->template backup<Space>(p.host, p.device);
+  }
+
+  void store_what_is_ready() {
+    std::erase_if(to_store_, [&](const auto& weak) {
+      const auto block = weak.lock();
+      return !block || files_->store(*block, tiers_->host());
+    });
+  }
+
+  // Reads what is in files alone to the host. What finds no room there, or turns out lost, is nowhere from now on.
+  void fetch(const Blocks& blocks, std::size_t first_window) {
+    std::vector<typename BlockFiles::Fetch> fetches;
+    const auto room = [&]<class Space>(Block& block) {
+      Place& p = place<Space>(block);
+      if (p.device || p.host || !p.file) return kvire::PageRef<kvire::HostPage>();
+      auto page = take_host<Space>(clock_);
+      p.file = static_cast<bool>(page);
+      return page;
+    };
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      typename BlockFiles::Fetch f{blocks[i].get(), room.template operator()<Full>(*blocks[i]), {}};
+      if (i >= first_window) f.window = room.template operator()<Window>(*blocks[i]);
+      if (f.full || f.window) fetches.push_back(std::move(f));
+    }
+    if (!fetches.empty()) files_->fetch(fetches, tiers_->host());
   }
 
   template <class Space>
@@ -217,6 +301,8 @@ class Cache {
   const ReplaySettings options_;
   const int index_heads_;
   std::unique_ptr<Tiers<IndexKey, Backend>> tiers_;
+  std::unique_ptr<BlockFiles> files_;  // none: no file tier
+  std::vector<std::weak_ptr<Block>> to_store_;
   PrefixIndex index_;
   std::vector<std::weak_ptr<Block>> blocks_;
   std::uint64_t clock_ = 0;

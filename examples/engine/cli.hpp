@@ -35,6 +35,8 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_option("--host-pages", options.host_pages, "full-KV page ids of the host tier (0: no host tier)")
       ->check(at_least(std::int64_t{0}, std::int64_t{1} << 24))
       ->capture_default_str();
+  app.add_option("--file-tier", options.file_tier, "folder of a file tier below the host, which outlives the engine (none: no file tier)");
+  app.add_option("--file-bytes", options.file_bytes, "bytes that the file tier may take")->check(at_least(std::int64_t{1} << 20, std::int64_t{1} << 50))->capture_default_str();
   app.add_option("--layers", options.layers, "layers of V4-Flash's 43 (3 and more have index keys)")->check(at_least(1, 43))->capture_default_str();
   app.add_option("--top-k", options.top_k, "compressed tokens that a row attends to")->check(at_least(1, 4096))->capture_default_str();
   app.add_option("--index-heads", options.index_heads, "heads of the indexer")->check(at_least(1, 64))->capture_default_str();

@@ -18,6 +18,8 @@ struct Options {
   int sessions = 8;
   std::int64_t device_pages = 32;
   std::int64_t host_pages = 512;
+  std::string file_tier;
+  std::int64_t file_bytes = std::int64_t{1} << 30;
   int layers = 5;
   int top_k = 64;
   int index_heads = 8;

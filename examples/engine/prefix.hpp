@@ -9,20 +9,22 @@
 
 #include <kvire/base/ids.hpp>
 #include <kvire/pool/page_ref.hpp>
+#include <kvire/tier/prefix_hash.hpp>
 
 #include "batch.hpp"
 
 namespace engine {
 
-/// Where one page of a block is: on the device, on the host, on both or nowhere any more.
+/// Where one page of a block is: on the device, on the host, in a file, in several of these or nowhere any more.
 struct Place {
   kvire::PageRef<kvire::DevicePage> device;
   kvire::PageRef<kvire::HostPage> host;
   int users = 0;           ///< active sessions that need it on the device
   bool from_host = false;  ///< the device page was filled by a load
   bool leaving = false;    ///< on its way to the host in the present round
+  bool file = false;       ///< the file tier had it when it was asked
 
-  bool anywhere() const { return device || host; }
+  bool anywhere() const { return device || host || file; }
 };
 
 /// 256 raw tokens of some sequence and what the cache keeps of them: a page id of the full space and one of the window space.
@@ -36,7 +38,14 @@ struct Block {
   Place window;
   std::uint64_t used_at = 0;
   bool indexed = false;
+  bool asked = false;          ///< the file tier has been asked for it
+  kvire::Hash128 name = {};    ///< of the whole prefix, for the file tier; of indexed blocks
 };
+
+/// The name of the prefix that ends with these tokens behind `parent` (null: the empty prefix).
+inline kvire::Hash128 prefix_name(const Block* parent, const int* tokens) {
+  return kvire::prefix_hash(parent != nullptr ? parent->name : kvire::Hash128(), tokens, page_raw_tokens);
+}
 
 using Blocks = std::vector<std::shared_ptr<Block>>;
 
@@ -57,6 +66,7 @@ class PrefixIndex {
   void insert(const std::shared_ptr<Block>& block, const int* tokens) {
     block->tokens.assign(tokens, tokens + page_raw_tokens);
     block->hash = hash(block->parent.get(), tokens);
+    block->name = prefix_name(block->parent.get(), tokens);
     block->indexed = true;
     blocks_.emplace(block->hash, block);
   }

@@ -32,6 +32,9 @@ struct ReplaySettings {
   int top_k = 64;
   std::int64_t device_pages = 0;  ///< page ids of the full and of the window space, the null page included
   std::int64_t host_pages = 0;    ///< the same on the host; 0: no host tier
+  std::string file_folder = {};   ///< of the file tier; empty: none
+  std::int64_t file_bytes = 0;    ///< its budget
+  std::string model_name = {};    ///< what must agree before a page of a file may be used
   int sessions = 1;
   int chunk = 256;      ///< prompt rows of one step
   int pause_every = 0;  ///< decoded tokens after which a session pauses; 0: never

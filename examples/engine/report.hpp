@@ -32,12 +32,16 @@ inline nlohmann::ordered_json to_json(const RunReport& run) {
           {"mismatched_tokens", run.mismatched_tokens},
           {"device_hit_tokens", s.device_hit_tokens},
           {"host_hit_tokens", s.host_hit_tokens},
+          {"file_hit_tokens", s.file_hit_tokens},
           {"recomputed_tokens", s.recomputed_tokens},
           {"replayed_tokens", s.replayed_tokens},
           {"sparse_tokens", s.sparse_tokens},
           {"sparse_tokens_after_load", s.sparse_tokens_after_load},
           {"bytes_to_host", s.bytes_to_host},
           {"bytes_to_device", s.bytes_to_device},
+          {"files_stored", s.files_stored},
+          {"files_read", s.files_read},
+          {"files_lost", s.files_lost},
           {"pauses", s.pauses},
           {"steps", s.steps},
           {"kernels", s.kernels},
@@ -55,6 +59,12 @@ inline void print_table(const std::vector<RunReport>& runs) {
                percent(s.recomputed_tokens, s.prompt_tokens), percent(s.sparse_tokens, s.decoded_tokens),
                percent(s.sparse_tokens_after_load, s.decoded_tokens), static_cast<double>(s.bytes_to_host) * 1e-6, static_cast<double>(s.bytes_to_device) * 1e-6,
                s.seconds, run.mismatched_tokens);
+  }
+  for (const RunReport& run : runs) {
+    const Stats& s = run.stats;
+    if (s.files_stored + s.files_read + s.files_lost == 0) continue;
+    fmt::print("{}: {:.1f}% of the prompt tokens from files; {} records stored, {} read, {} lost\n", run.policy, percent(s.file_hit_tokens, s.prompt_tokens),
+               s.files_stored, s.files_read, s.files_lost);
   }
   for (const RunReport& run : runs) {
     for (const auto& [kernel, calls] : run.stats.kernels) fmt::print("{}: {} by the {} kernel\n", run.policy, calls, kernel);

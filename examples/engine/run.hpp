@@ -59,6 +59,9 @@ inline ReplaySettings replay_settings(const Options& options) {
   s.top_k = options.top_k;
   s.device_pages = options.device_pages;
   s.host_pages = options.host_pages;
+  s.file_folder = options.file_tier;
+  s.file_bytes = options.file_bytes;
+  s.model_name = fmt::format("kvire_engine/seed={}/index_heads={}/top_k={}/{}", options.seed, options.index_heads, options.top_k, options.cuda ? "cuda" : "host");
   s.sessions = options.sessions;
   s.chunk = options.chunk;
   s.pause_every = options.pause_every;

@@ -41,7 +41,11 @@ class Scheduler {
     if (auto status = cache_.finish(); !status.ok()) return status.error();
     Stats& stats = replay_.stats;
     stats.requests = static_cast<std::int64_t>(requests_.size());
-    stats.recomputed_tokens = stats.prompt_tokens - stats.device_hit_tokens - stats.host_hit_tokens;
+    stats.recomputed_tokens = stats.prompt_tokens - stats.device_hit_tokens - stats.host_hit_tokens - stats.file_hit_tokens;
+    const auto files = cache_.file_stats();
+    stats.files_stored = files.stored;
+    stats.files_read = files.hits;
+    stats.files_lost = files.all_lost();
     stats.bytes_to_host = cache_.bytes_to_host();
     stats.bytes_to_device = cache_.bytes_to_device();
     stats.kernels = cache_.tiers().kernels();
@@ -110,10 +114,11 @@ class Scheduler {
       s->known = first_tokens(request);
       const std::int64_t length = static_cast<std::int64_t>(s->known.size());
       std::int64_t device_hits = 0;
+      std::int64_t file_hits = 0;
       if (options_.reuse) {
         std::shared_ptr<Block> at;
         for (std::int64_t b = 0; (b + 1) * page_raw_tokens <= length - 1; ++b) {
-          at = cache_.index().find(at, s->known.data() + b * page_raw_tokens);
+          at = cache_.find(at, s->known.data() + b * page_raw_tokens);
           if (at == nullptr || !at->full.anywhere()) break;
           s->blocks.push_back(at);
         }
@@ -121,6 +126,7 @@ class Scheduler {
         for (const auto& block : s->blocks) {
           const bool here = block->full.device && (block != s->blocks.back() || block->window.device);
           device_hits += here ? page_raw_tokens : 0;
+          file_hits += !here && !block->full.device && !block->full.host ? page_raw_tokens : 0;
         }
         s->computed = static_cast<std::int64_t>(s->blocks.size()) * page_raw_tokens;
       }
@@ -129,7 +135,8 @@ class Scheduler {
       s->active = true;
       replay_.stats.prompt_tokens += static_cast<std::int64_t>(request.prompt.size());
       replay_.stats.device_hit_tokens += device_hits;
-      replay_.stats.host_hit_tokens += s->computed - device_hits;
+      replay_.stats.file_hit_tokens += file_hits;
+      replay_.stats.host_hit_tokens += s->computed - device_hits - file_hits;
       sessions_.push_back(std::move(s));
       ++next_;
     }
@@ -242,6 +249,7 @@ class Scheduler {
         block = std::move(known);
       } else {
         cache_.index().insert(block, tokens);
+        cache_.keep(block);
       }
     }
   }

@@ -10,19 +10,23 @@
 
 namespace engine {
 
-/// What a replay counts. prompt_tokens = device_hit_tokens + host_hit_tokens + recomputed_tokens.
+/// What a replay counts. prompt_tokens = device_hit_tokens + host_hit_tokens + file_hit_tokens + recomputed_tokens.
 struct Stats {
   std::int64_t requests = 0;
   std::int64_t prompt_tokens = 0;
   std::int64_t decoded_tokens = 0;
   std::int64_t device_hit_tokens = 0;         ///< prompt tokens whose pages were on the device
   std::int64_t host_hit_tokens = 0;           ///< prompt tokens whose pages came back from the host tier
+  std::int64_t file_hit_tokens = 0;           ///< prompt tokens whose pages came back from the file tier
   std::int64_t recomputed_tokens = 0;         ///< prompt tokens that were computed
   std::int64_t replayed_tokens = 0;           ///< computed again, because a paused session's pages had no place on the host
   std::int64_t sparse_tokens = 0;             ///< decoded with more keys than top-k
   std::int64_t sparse_tokens_after_load = 0;  ///< of those, with keys that came back from the host tier
   std::int64_t bytes_to_host = 0;
   std::int64_t bytes_to_device = 0;
+  std::int64_t files_stored = 0;              ///< records written, read, and asked for in vain
+  std::int64_t files_read = 0;
+  std::int64_t files_lost = 0;
   std::int64_t pauses = 0;
   std::int64_t steps = 0;
   double seconds = 0;

@@ -66,6 +66,8 @@ class Tiers {
   }
 
   Device& device() { return device_; }
+  /// Requires host pages.
+  HostTier& host() { return *host_; }
   std::int64_t host_pages() const { return sizes_.host_pages; }
   std::int64_t bytes_to_host() const { return to_host_->bytes(); }
   std::int64_t bytes_to_device() const { return to_device_->bytes(); }
