@@ -7,75 +7,66 @@
 #   ...
 #   #endif
 #
-# Variant 0, which is none of these, must compile: it is the control. Every other one must be refused with an error whose
-# own line holds `kvire [<rule id>]`; the source that a compiler echoes does not count. `// not under nvcc` near the top
-# keeps a file from nvcc.
+# What stands before the variants must compile: it is the control. Each variant must be refused with an error that names `kvire [<rule id>]`
+# and leads to the variant's lines; the source that a compiler echoes does not count. A compiler sees each file once, with every variant in a
+# namespace of its own. `// not under nvcc` near the top keeps a file from nvcc.
+
+# kvire_add_fail_test(<name> <label> <compiler> <file>): the test of one file under one compiler.
+function(kvire_add_fail_test name label compiler file)
+  file(READ "${file}" text)
+  string(REGEX MATCHALL "KVIRE_FAIL == [0-9]+[^\n]*" heads "${text}")
+  set(variants "")
+  foreach(head IN LISTS heads)
+    if(NOT head MATCHES "^KVIRE_FAIL == ([0-9]+) *// expect: ([a-z0-9_-]+\\.[a-z0-9_-]+) *$")
+      message(FATAL_ERROR "${file}: '${head}' does not read 'KVIRE_FAIL == <n>  // expect: <rule id>'")
+    endif()
+    if(CMAKE_MATCH_1 IN_LIST variants)
+      message(FATAL_ERROR "${file}: variant ${CMAKE_MATCH_1} appears twice")
+    endif()
+    list(APPEND variants "${CMAKE_MATCH_1}")
+  endforeach()
+  string(REGEX REPLACE "\n#if KVIRE_FAIL == ([0-9]+)" "\nnamespace variant_\\1 {" text "${text}")
+  string(REGEX REPLACE "\n#elif KVIRE_FAIL == ([0-9]+)" "\n} namespace variant_\\1 {" text "${text}")
+  string(REGEX REPLACE "\n#endif[ \t\n]*$" "\n}\n" text "${text}")
+  if(text MATCHES "\n#(if|elif|endif)")
+    message(FATAL_ERROR "${file}: the variants are one #if with #elif and #endif, at the end of the file")
+  endif()
+  file(RELATIVE_PATH unit "${CMAKE_CURRENT_SOURCE_DIR}" "${file}")
+  set(unit "${CMAKE_CURRENT_BINARY_DIR}/${unit}")
+  kvire_write_if_different("${unit}" "${text}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+  add_test(NAME "${name}"
+    COMMAND "${CMAKE_COMMAND}" "-DUNIT=${unit}" -P "${PROJECT_SOURCE_DIR}/cmake/KvireRunFailTest.cmake"
+      -- ${KVIRE_CHECK_COMMAND_${compiler}} ${KVIRE_CHECK_ALL_ERRORS_${compiler}} "${unit}")
+  set_tests_properties("${name}" PROPERTIES LABELS "${label}")
+endfunction()
 
 function(kvire_add_fail_tests)
+  # Every error, with the whole way to it.
+  set(KVIRE_CHECK_ALL_ERRORS_gxx -ftemplate-backtrace-limit=0)
+  set(KVIRE_CHECK_ALL_ERRORS_clangxx -ferror-limit=0 -ftemplate-backtrace-limit=0)
+  set(KVIRE_CHECK_ALL_ERRORS_nvcc -Xcudafe --error_limit=1000)
   file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fail/*.cpp")
-  foreach(file IN LISTS files)
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
-    get_filename_component(layer "${file}" NAME_WE)
-    file(READ "${file}" text)
-    set(compilers ${KVIRE_CHECK_ALL_COMPILERS})
-    if(text MATCHES "\n// not under nvcc")
-      list(REMOVE_ITEM compilers nvcc)
-    endif()
-    string(REGEX MATCHALL "KVIRE_FAIL == [0-9]+[^\n]*" heads "${text}")
-    set(variants 0)
-    set(expected_0 "")
-    foreach(head IN LISTS heads)
-      if(NOT head MATCHES "^KVIRE_FAIL == ([0-9]+) *// expect: ([a-z0-9_-]+\\.[a-z0-9_-]+) *$")
-        message(FATAL_ERROR "${file}: '${head}' does not read 'KVIRE_FAIL == <n>  // expect: <rule id>'")
-      endif()
-      set(variant "${CMAKE_MATCH_1}")
-      set(id "${CMAKE_MATCH_2}")
-      if(variant IN_LIST variants)
-        message(FATAL_ERROR "${file}: variant ${variant} appears twice")
-      endif()
-      list(APPEND variants "${variant}")
-      set(expected_${variant} "${id}")
-    endforeach()
-
-    foreach(compiler IN LISTS compilers)
-      if(NOT compiler IN_LIST KVIRE_CHECK_COMPILERS)
-        continue()
-      endif()
-      foreach(variant IN LISTS variants)
-        if(variant EQUAL 0)
-          set(name "kvire.fail.${compiler}.${layer}.control")
-        else()
-          set(name "kvire.fail.${compiler}.${layer}.${variant}.${expected_${variant}}")
-        endif()
-        add_test(NAME "${name}"
-          COMMAND "${CMAKE_COMMAND}" "-DEXPECTED=${expected_${variant}}"
-            -P "${PROJECT_SOURCE_DIR}/cmake/KvireRunFailTest.cmake"
-            -- ${KVIRE_CHECK_COMMAND_${compiler}} "-DKVIRE_FAIL=${variant}" "${file}")
-        set_tests_properties("${name}" PROPERTIES LABELS fail)
-      endforeach()
-    endforeach()
-  endforeach()
   foreach(compiler IN LISTS KVIRE_CHECK_ALL_COMPILERS)
     if(NOT compiler IN_LIST KVIRE_CHECK_COMPILERS)
       kvire_add_skipped_test("kvire.fail.${compiler}" fail "${KVIRE_CHECK_MISSING_${compiler}}")
+      continue()
     endif()
-  endforeach()
-
-  # The framework must itself be able to fail: three files that it has to report.
-  set(self "${CMAKE_CURRENT_SOURCE_DIR}/meta/fail_self_test.cpp")
-  foreach(case IN ITEMS 1:layout.right:pass 2:layout.right:fail 3:layout.right:fail 4:layout.right:fail 0::pass 5::fail)
-    string(REPLACE ":" ";" parts "${case}")
-    list(GET parts 0 variant)
-    list(GET parts 1 id)
-    list(GET parts 2 outcome)
-    foreach(compiler IN LISTS KVIRE_CHECK_COMPILERS)
-      set(name "kvire.meta.fail_framework.${compiler}.${variant}")
-      add_test(NAME "${name}"
-        COMMAND "${CMAKE_COMMAND}" "-DEXPECTED=${id}" -P "${PROJECT_SOURCE_DIR}/cmake/KvireRunFailTest.cmake"
-          -- ${KVIRE_CHECK_COMMAND_${compiler}} "-DKVIRE_FAIL=${variant}" "${self}")
-      set_tests_properties("${name}" PROPERTIES LABELS meta)
-      if(outcome STREQUAL "fail")
-        set_tests_properties("${name}" PROPERTIES WILL_FAIL TRUE)
+    foreach(file IN LISTS files)
+      file(READ "${file}" text)
+      if(compiler STREQUAL "nvcc" AND text MATCHES "\n// not under nvcc")
+        continue()
+      endif()
+      get_filename_component(layer "${file}" NAME_WE)
+      kvire_add_fail_test("kvire.fail.${compiler}.${layer}" fail ${compiler} "${file}")
+    endforeach()
+    # The framework must itself be able to fail: files that it has to report, and one that it has not.
+    file(GLOB cases CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/meta/fail/*.cpp")
+    foreach(case IN LISTS cases)
+      get_filename_component(name "${case}" NAME_WE)
+      kvire_add_fail_test("kvire.meta.fail_framework.${compiler}.${name}" meta ${compiler} "${case}")
+      if(NOT name STREQUAL "right")
+        set_tests_properties("kvire.meta.fail_framework.${compiler}.${name}" PROPERTIES WILL_FAIL TRUE)
       endif()
     endforeach()
   endforeach()

@@ -27,7 +27,7 @@ Status bad(ReadLease<Planar, Host> lease, Stream<Host>& stream) {
   return store<Planar>(Rows(static_cast<const float*>(nullptr), 0), nullptr, lease, stream);
 }
 #elif KVIRE_FAIL == 4  // expect: kernel.policy
-Status bad(ReadLease<Planar, Host> from, WriteLease<Interleaved, Host> to, Stream<Host>& stream) {
+Status bad(ReadLease<Planar, Host> from, WriteLease<Bf16Contiguous<64, 128>, Host> to, Stream<Host>& stream) {
   return copy_pages<Planar>(nullptr, from, nullptr, to, 0, stream);
 }
 #endif
