@@ -47,6 +47,7 @@ struct Queries {
 template <int Rank>
 class ScoreTensor {
  public:
+  ScoreTensor() : ScoreTensor(Tensor<float, Rank>{}) {}
   ScoreTensor(const Tensor<float, Rank>& scores) : ScoreTensor(scores.data, Element::f32, scores.extent) {}
   ScoreTensor(float* data, const std::int64_t (&extent)[Rank]) : ScoreTensor(data, Element::f32, extent) {}
   static ScoreTensor bf16(const Tensor<std::uint16_t, Rank>& scores) { return {scores.data, Element::bf16, scores.extent}; }
