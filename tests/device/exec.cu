@@ -44,7 +44,7 @@ TEST_CASE("cuda event: what nobody recorded is unrecorded, and waiting for it ne
   CHECK(clean());
 }
 
-TEST_CASE("cuda event: by hand, with a known failure, on several streams") {
+TEST_CASE("cuda event: by hand, with a known failure, on several streams" * doctest::test_suite("held")) {
   auto a = Stream<Cuda>::make({.name = "a"}).value();
   auto b = Stream<Cuda>::make({.name = "b"}).value();
   CHECK(a.identity() != b.identity());
@@ -84,7 +84,7 @@ TEST_CASE("cuda event: by hand, with a known failure, on several streams") {
   CHECK(clean());
 }
 
-TEST_CASE("cuda stream: adopted, destroyed under its work, capturing") {
+TEST_CASE("cuda stream: adopted, destroyed under its work, capturing" * doctest::test_suite("held")) {
   cudaStream_t native = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking) == cudaSuccess);
   auto one = Stream<Cuda>::adopt(native, {.name = "theirs"}).value();

@@ -1,42 +1,104 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the device tests on a machine with a GPU, then compute-sanitizer's four tools on them, and prints a table:
+# Tests, sanitizes and measures kvire on a machine with a GPU; the last lines are a table of what ran and how it ended.
 #
-#   bash tests/device/run.sh [folder]     folder: where kvire_device_tests is (default: build/cuda/tests/device, built if need be)
+#   bash tests/device/run.sh [folder]
 #
-# KVIRE_GOLDEN_DIR says where the reference vectors are. KVIRE_SANITIZE: test cases that the sanitizers see (doctest's filter), by default
-# those of the portable kernels and top-k; sanitizers run a smaller selection of inputs. Exit status: 0 if everything is clean.
+# folder: where kvire_device_tests, kvire_device_fast_math_tests and kvire_bench_cuda_* lie. Without one they are built (presets cuda and
+# bench-cuda). What is not there is skipped and said to be.
+#
+#   KVIRE_GOLDEN_DIR      the reference vectors
+#   KVIRE_STEPS           which of "tests sanitize bench", in this order (default: all three)
+#   KVIRE_SOAK_SECONDS    how long the soak of transfers runs beside the sanitizers (default: not)
+#   KVIRE_STEP_SECONDS    limit of one line of the table (default 900)
+#   KVIRE_LOGS            where the complete outputs go (default: build/device)
+#
+# Exit status: 0 if everything that ran was clean.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
-folder=${1:-build/cuda/tests/device}
-if [ ! -x "$folder/kvire_device_tests" ]; then
-  cmake --preset cuda >/dev/null && cmake --build build/cuda --target kvire_device_tests kvire_device_fast_math_tests || exit 1
-fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-bad=0
+steps=" ${KVIRE_STEPS:-tests sanitize bench} "
+limit=${KVIRE_STEP_SECONDS:-900}
+logs=${KVIRE_LOGS:-build/device}
+mkdir -p "$logs" && logs=$(cd "$logs" && pwd) || exit 1
+rm -f "$logs"/*.row
 
-# row <name> <command...>: one line of the table, and what went wrong.
+folder=${1:-}
+if [ -z "$folder" ]; then
+  { cmake --preset cuda && cmake --build build/cuda --target kvire_device_tests kvire_device_fast_math_tests; } >"$logs/build.log" 2>&1 || { tail -n 40 "$logs/build.log"; exit 1; }
+  if [[ $steps == *" bench "* ]]; then
+    { cmake --preset bench-cuda && cmake --build build/bench-cuda; } >>"$logs/build.log" 2>&1 || { tail -n 40 "$logs/build.log"; exit 1; }
+  fi
+  folder=$logs/programs
+  mkdir -p "$folder"
+  find build/cuda/tests/device build/bench-cuda/benchmarks -maxdepth 1 -type f -perm -u+x -exec ln -sf "$PWD/{}" "$folder/" \; 2>/dev/null
+fi
+
+# row <name> <seconds> <command...>: one line of the table; the complete output is $logs/<name>.log.
 row() {
-  local name=$1 start=$SECONDS code
-  shift
-  "$@" >"$log" 2>&1
+  local name=$1 most=$2 start=$SECONDS code end
+  shift 2
+  local file=$logs/${name//[^a-z0-9_]/-}
+  if [ ! -x "$1" ] && ! command -v "$1" >/dev/null; then
+    printf '%-34s %-9s\n' "$name" "not there" >"$file.row"
+    return
+  fi
+  timeout -k 5 "$most" "$@" >"$file.log" 2>&1
   code=$?
-  printf '%-28s %-6s %4d s  %s\n' "$name" "$([ $code -eq 0 ] && echo ok || echo "rc $code")" $((SECONDS - start)) \
-    "$(grep -E 'test cases:|SUMMARY|skipped: no CUDA' "$log" | sed 's/^\[doctest\] //; s/^=* //' | tail -n 2 | tr '\n' ' ')"
-  [ $code -eq 0 ] && return
-  bad=1
-  grep -E 'ERROR|FAILED|=========' "$log" | head -n 40
+  case $code in
+    0) end=ok ;;
+    124 | 137) end="timeout" ;;
+    *) end="rc $code" ;;
+  esac
+  printf '%-34s %-9s %4d s  %s\n' "$name" "$end" $((SECONDS - start)) \
+    "$(grep -E '^soak:|test cases:|SUMMARY|skipped: no CUDA' "$file.log" | sed 's/^\[doctest\] //; s/^=* //' | tail -n 3 | paste -sd';')" >"$file.row"
+  cat "$file.row"
 }
 
-row "device tests" "$folder/kvire_device_tests"
-row "device tests, fast math" "$folder/kvire_device_fast_math_tests"
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-for tool in memcheck racecheck initcheck synccheck; do
-  if [ -z "$sanitizer" ]; then
-    echo "$tool: skipped, compute-sanitizer was not found"
-    continue
+# Groups of test cases, so that one line tells something soon. What holds a host function cannot run under the sanitizers, which wait for
+# each launch.
+transfers='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
+logits='*logits*'
+group() {
+  case $1 in
+    transfers) printf '%s\n' "--test-case=$transfers" ;;
+    logits) printf '%s\n' "--test-case=$logits" ;;
+    others) printf '%s\n' "--test-case-exclude=$transfers,$logits" ;;
+  esac
+}
+sanitize() {
+  local tool=$1 options=() name
+  shift
+  # Each page and tile under way has a barrier of its own.
+  [ "$tool" = synccheck ] && options=(--num-cuda-barriers 65536)
+  for name in transfers others logits; do
+    KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" "$(group $name)" \
+      --test-suite-exclude=held --duration=true
+  done
+}
+
+if [[ $steps == *" tests "* ]]; then
+  row "device tests" "$limit" "$folder/kvire_device_tests"
+  row "device tests, fast math" "$limit" "$folder/kvire_device_fast_math_tests"
+fi
+if [[ $steps == *" sanitize "* ]]; then
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  running=()
+  if [ -n "${KVIRE_SOAK_SECONDS:-}" ]; then
+    row "soak" $((KVIRE_SOAK_SECONDS + 60)) "$folder/kvire_device_tests" "--test-case=cuda soak*" &
+    running+=($!)
   fi
-  KVIRE_TEST_SMALL=1 row "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$folder/kvire_device_tests" "--test-case=${KVIRE_SANITIZE:-cuda*,device*}"
-done
-exit $bad
+  for tool in memcheck racecheck initcheck synccheck; do
+    sanitize "$tool" &
+    running+=($!)
+  done
+  wait "${running[@]}"
+fi
+if [[ $steps == *" bench "* ]]; then
+  for program in "$folder"/kvire_bench_cuda_*; do
+    [ -x "$program" ] && row "$(basename "$program")" "$limit" "$program"
+  done
+fi
+
+echo
+cat "$logs"/*.row
+! grep -q -E '(rc [0-9]+|timeout) +[0-9]+ s' "$logs"/*.row

@@ -30,7 +30,7 @@ __global__ void write_page(PageView<Keys, Cuda> view, int page, unsigned char va
 
 }  // namespace
 
-TEST_CASE("cuda gate: a kernel runs behind its layer's load, however late that is") {
+TEST_CASE("cuda gate: a kernel runs behind its layer's load, however late that is" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
   auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold](const CopyInfo& info) { return info.layer == 2 ? Fault::hold(hold) : Fault::none(); })}).value();
   auto compute = Stream<Cuda>::make({.name = "compute"}).value();
@@ -84,7 +84,7 @@ TEST_CASE("cuda gate: a failed load fails its readers") {
   CHECK(clean());
 }
 
-TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a write, and shared pages are refused") {
+TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a write, and shared pages are refused" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
   std::atomic<int> n{0};
   auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold, &n](const CopyInfo&) { return n++ == 0 ? Fault::hold(hold) : Fault::none(); })}).value();
