@@ -29,6 +29,7 @@ struct Span {
   std::int64_t start = 0;
   bool wants_logits = false;  ///< of its last row
   PageTables tables;
+  std::size_t request = 0;  ///< whose session it is
 
   std::int64_t end() const { return start + rows; }
 };
@@ -41,8 +42,8 @@ struct Batch {
 
   int rows() const { return static_cast<int>(tokens.size()); }
 
-  void add(const int* first, int count, std::int64_t start, bool wants_logits, PageTables tables) {
-    spans.push_back({rows(), count, start, wants_logits, std::move(tables)});
+  void add(const int* first, int count, std::int64_t start, bool wants_logits, PageTables tables, std::size_t request = 0) {
+    spans.push_back({rows(), count, start, wants_logits, std::move(tables), request});
     tokens.insert(tokens.end(), first, first + count);
     for (int i = 0; i < count; ++i) positions.push_back(start + i);
   }
@@ -69,19 +70,22 @@ std::int64_t state_slot(const PageTables& tables, std::int64_t position) {
   }
 }
 
-/// Where the state rows of a step go. Only a page's (ring) or a request's last rows are kept, so a row that a later row of the same step
-/// would overwrite is not written (-1): rows stay independent and may be stored in any order.
+/// Where the state row of a position of a span goes. Only a page's (ring) or a request's last rows are kept, so a row that a later row of the
+/// same step would overwrite is not written (-1): rows stay independent and may be stored in any order.
+template <class Entry>
+std::int64_t kept_state_slot(const Span& span, std::int64_t position) {
+  const bool per_page = Entry::kind::kind == kvire::EntryKind::ring;
+  const std::int64_t last = per_page ? std::min(span.end(), (position / page_raw_tokens + 1) * page_raw_tokens) : span.end();
+  return position + Entry::policy::tokens_per_page >= last ? state_slot<Entry>(span.tables, position) : -1;
+}
+
+/// The same for all rows of a step.
 template <class Entry>
 std::vector<std::int64_t> state_slots(const Batch& batch) {
-  constexpr int ring = Entry::policy::tokens_per_page;
   std::vector<std::int64_t> slots;
   slots.reserve(batch.tokens.size());
   for (const Span& s : batch.spans) {
-    for (std::int64_t p = s.start; p < s.end(); ++p) {
-      const bool per_page = Entry::kind::kind == kvire::EntryKind::ring;
-      const std::int64_t last = per_page ? std::min(s.end(), (p / page_raw_tokens + 1) * page_raw_tokens) : s.end();
-      slots.push_back(p + ring >= last ? state_slot<Entry>(s.tables, p) : -1);
-    }
+    for (std::int64_t p = s.start; p < s.end(); ++p) slots.push_back(kept_state_slot<Entry>(s, p));
   }
   return slots;
 }

@@ -161,7 +161,7 @@ class Cache {
     if (!failure_.ok()) return failure_.error();
     auto step = tiers_->begin();
     if (!step) return step.error();
-    return StepIo(*tiers_, std::move(step).value(), batch, options_.top_k, index_heads_, options_.kernel);
+    return StepIo(*tiers_, std::move(step).value(), batch, options_, index_heads_, shared_);
   }
 
   /// Waits for everything under way.
@@ -301,6 +301,7 @@ class Cache {
   const ReplaySettings options_;
   const int index_heads_;
   std::unique_ptr<Tiers<IndexKey, Backend>> tiers_;
+  typename Io::Shared shared_;  // what steps hand on to each other
   std::unique_ptr<BlockFiles> files_;  // none: no file tier
   std::vector<std::weak_ptr<Block>> to_store_;
   PrefixIndex index_;

@@ -54,7 +54,7 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   for (const auto& entry : injections) names.push_back(entry.first);
   app.add_option("--inject", inject, "damage the cache below the typed surface; the replay must notice")->check(CLI::IsMember(names));
   std::string backend = "host";
-  app.add_option("--backend", backend, "where the cache is: host, or cuda (pools, transfers, store, logits and top-k on the GPU)")
+  app.add_option("--backend", backend, "where the engine runs: host, or cuda (pools, transfers and the whole forward pass on the GPU)")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
   const std::map<std::string, kvire::KernelChoice> kernels{
@@ -63,10 +63,12 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_option("--kernel", kernel, "on the GPU: tuned kernels where they serve; tuned fails where one does not")
       ->check(CLI::IsMember({"auto", "tuned", "plain"}))
       ->capture_default_str();
-  app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall"}));
+  app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall", "host-vs-gpu"}));
   app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
   app.add_option("--device-percent", options.device_percent, "with --cache-only: device pages, of all distinct ones")->check(at_least(1, 100))->capture_default_str();
+  app.add_option("--metrics", options.metrics, "with --cache-only: write the tiered cache's counters to a file, in Prometheus' text format");
   app.add_option("--host-percent", options.host_percent, "with --cache-only: host pages, of all distinct ones")->check(at_least(0, 100))->capture_default_str();
+  app.add_flag("--captured", options.captured, "on the GPU: sessions that decode a token do it in a replayed CUDA graph (the reference runs without)");
   app.add_flag("--quiet", options.quiet, "no progress");
   try {
     app.parse(argc, argv);

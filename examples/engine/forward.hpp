@@ -19,6 +19,7 @@ namespace engine {
 ///   io.run(f, leases...)                                f(readers...), in order with the rest; reader.row(slot, out) decodes a row
 ///   io.store<Entry>(layer, rows, slots[, prologue])     encodes row i into slot slots[i]; negative slots are skipped
 ///   io.select(layer, q, weights, batch, selected)       index scores and top-k of every row; selected is [rows][k], padded with -1
+///   io.layer_input(layer, batch, hidden)                if it has that: told what each layer takes
 /// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
 template <class Entries, class Io>
@@ -50,13 +51,22 @@ class Forward : ForwardBuffers {
         std::memcpy(&hidden_[r * hidden_dim], &model_.embedding[static_cast<std::size_t>(batch_.tokens[r]) * hidden_dim], hidden_dim * sizeof(float));
       }
     });
-    for (int l = 0; l < static_cast<int>(model_.layers.size()); ++l) layer(l);
+    const int layers = static_cast<int>(model_.layers.size());
+    for (int l = 0; l < layers; ++l) {
+      layer_input(l);
+      layer(l);
+    }
+    layer_input(layers);
     io_.run([this] { head(); });
   }
 
   const float* logits(std::size_t span) const { return logits_.data() + span * vocabulary; }
 
  private:
+  void layer_input(int layer) {
+    if constexpr (requires { io_.layer_input(layer, batch_, hidden_.data()); }) io_.layer_input(layer, batch_, hidden_.data());
+  }
+
   const Span& span(std::size_t row) const { return batch_.spans[static_cast<std::size_t>(span_of_row_[row])]; }
   void rope(float* x, int dims, std::int64_t position) const {
     math::rope(x, dims, model_.cos.data() + position * (rope_dim / 2), model_.sin.data() + position * (rope_dim / 2));

@@ -4,6 +4,7 @@
 #include "cache_only.hpp"
 #include "cli.hpp"
 #include "experiments.hpp"
+#include "host_vs_gpu.hpp"
 #include "run.hpp"
 
 namespace {
@@ -57,6 +58,10 @@ int main(int argc, char** argv) {
   if (options.trace.empty()) fmt::print("no --trace: {} requests of made-up multi-turn conversations\n", requests.value().size());
   if (options.experiment == "silent-corruption") {
     const auto status = engine::silent_corruption(options, requests.value());
+    return status.ok() ? 0 : fail(status.error());
+  }
+  if (options.experiment == "host-vs-gpu") {
+    const auto status = engine::host_vs_gpu(options, requests.value());
     return status.ok() ? 0 : fail(status.error());
   }
   if (options.experiment == "recall") {

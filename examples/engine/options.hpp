@@ -12,6 +12,7 @@ struct Options {
   std::string policy = "all";
   bool cuda = false;
   kvire::KernelChoice kernel = kvire::KernelChoice::automatic;
+  bool captured = false;
   std::string trace;
   std::int64_t requests = 0;  ///< 0: all of the trace, or 40 made ones
   int block_tokens = 64;
@@ -32,6 +33,7 @@ struct Options {
   bool cache_only = false;
   int device_percent = 10;  ///< of a cache-only run: pages of each tier, of all distinct ones
   int host_percent = 30;
+  std::string metrics;      ///< file for its counters, in Prometheus' text format
   bool quiet = false;
 };
 

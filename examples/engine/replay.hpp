@@ -2,13 +2,16 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <kvire/base/result.hpp>
 #include <kvire/kernel/choice.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 
 #include "model.hpp"
+#include "row_log.hpp"
 #include "stats.hpp"
 
 namespace engine {
@@ -41,8 +44,11 @@ struct ReplaySettings {
   int pause_steps = 6;
   bool reuse = true;  ///< of prefixes
   Damage damage = Damage::none;
-  bool cuda = false;    ///< pools, transfers and the cache's kernels on the GPU
+  bool cuda = false;    ///< pools, transfers and the whole forward pass on the GPU
   kvire::KernelChoice kernel = kvire::KernelChoice::automatic;  ///< on the GPU
+  bool captured = false;  ///< on the GPU: sessions that decode a token do it in a replayed CUDA graph
+  std::shared_ptr<RowLog> log = {};  ///< notes what every row went through
+  std::shared_ptr<const std::vector<std::vector<int>>> forced = {};  ///< tokens that each request is taken to have decoded, whatever its logits say
   std::optional<unsigned char> null_page_fill;  ///< what page 0 of every pool holds
 };
 

@@ -14,6 +14,7 @@ namespace engine {
 template <class IndexKey>
 kvire::Result<Replay> replay(const ReplaySettings& settings, const Model& model, const std::vector<Request>& requests, const ProgressCall& progress) {
   if (settings.cuda) return replay_on_cuda<IndexKey>(settings, model, requests, progress);
+  if (settings.captured) return kvire::Error{kvire::ErrorCode::invalid_argument, "--captured needs --backend cuda: the host has no graphs"};
   auto damage = settings.damage == Damage::hand_made_mirror ? std::make_unique<HandMadeMirror<IndexKey>>() : make_damage<IndexKey>(settings.damage);
   auto cache = Cache<IndexKey>::make(settings, model.index_heads, std::move(damage));
   if (!cache) return cache.error();

@@ -6,7 +6,7 @@
 #include <kvire/transfer/transfer.cuh>
 
 #include "cache.hpp"
-#include "cuda_io.cuh"
+#include "cuda_forward.cuh"
 #include "replay.hpp"
 #include "scheduler.hpp"
 

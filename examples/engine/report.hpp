@@ -45,6 +45,7 @@ inline nlohmann::ordered_json to_json(const RunReport& run) {
           {"pauses", s.pauses},
           {"steps", s.steps},
           {"kernels", s.kernels},
+          {"graph_replays", s.graph_replays},
           {"seconds", s.seconds},
           {"reference_seconds", run.reference_seconds}};
 }
@@ -68,18 +69,21 @@ inline void print_table(const std::vector<RunReport>& runs) {
   }
   for (const RunReport& run : runs) {
     for (const auto& [kernel, calls] : run.stats.kernels) fmt::print("{}: {} by the {} kernel\n", run.policy, calls, kernel);
+    if (run.stats.graph_replays > 0) fmt::print("{}: {} of {} steps replayed the decode graph\n", run.policy, run.stats.graph_replays, run.stats.steps);
   }
   fmt::print(
       "dev hit, host hit, recomputed: of the prompt tokens. sparse: decoded tokens with more index keys than top-k; after load: of the decoded\n"
       "tokens, sparse ones whose keys came back from the host tier. mismatched: decoded tokens whose logits differ in any bit from a run without cache.\n");
 }
 
-inline kvire::Status write_json(const std::string& path, const nlohmann::ordered_json& json) {
+inline kvire::Status write_text(const std::string& path, const std::string& text) {
   std::ofstream file(path);
-  file << json.dump(2) << "\n";
+  file << text;
   file.flush();
   if (!file) return kvire::Error{kvire::ErrorCode::failed, "results: " + path + " cannot be written"};
   return {};
 }
+
+inline kvire::Status write_json(const std::string& path, const nlohmann::ordered_json& json) { return write_text(path, json.dump(2) + "\n"); }
 
 }  // namespace engine

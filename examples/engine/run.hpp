@@ -55,6 +55,7 @@ inline ReplaySettings replay_settings(const Options& options) {
   ReplaySettings s;
   s.cuda = options.cuda;
   s.kernel = options.kernel;
+  s.captured = options.captured;
   s.layers = options.layers;
   s.top_k = options.top_k;
   s.device_pages = options.device_pages;
@@ -69,7 +70,7 @@ inline ReplaySettings replay_settings(const Options& options) {
   return s;
 }
 
-/// Without prefix reuse, host tier and eviction; other batches and chunks than the replay's, which must not matter.
+/// Without prefix reuse, host tier, eviction and graphs; other batches and chunks than the replay's, which must not matter.
 inline ReplaySettings reference_settings(const Options& options, const std::vector<Request>& requests) {
   ReplaySettings s;
   s.cuda = options.cuda;

@@ -9,6 +9,7 @@
 
 #include "cache.hpp"
 #include "forward.hpp"
+#include "forward_for.hpp"
 #include "replay.hpp"
 
 namespace engine {
@@ -49,6 +50,7 @@ class Scheduler {
     stats.bytes_to_host = cache_.bytes_to_host();
     stats.bytes_to_device = cache_.bytes_to_device();
     stats.kernels = cache_.tiers().kernels();
+    stats.graph_replays = cache_.tiers().graph_replays();
     stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(replay_);
   }
@@ -180,7 +182,8 @@ class Scheduler {
         tables.window.push_back(block->window.users > 0 ? block->window.device.id().value : -1);
       }
       tables.request_row = s.row.id().value;
-      batch.add(s.known.data() + s.computed, s.rows, s.computed, s.computed + s.rows == static_cast<std::int64_t>(s.known.size()), std::move(tables));
+      batch.add(s.known.data() + s.computed, s.rows, s.computed, s.computed + s.rows == static_cast<std::int64_t>(s.known.size()), std::move(tables),
+                s.request);
       taking_part.push_back(&s);
     };
     for (const SessionPtr& s : sessions_) s->rows = 0;
@@ -199,7 +202,7 @@ class Scheduler {
     if (batch.spans.empty()) return kvire::Error{kvire::ErrorCode::exhausted, "no session can go on: too few device pages"};
     auto io = cache_.begin(batch);
     if (!io) return io.error();
-    Forward<typename Cache::Entries, typename Cache::StepIo> forward(model_, io.value(), batch, options_.top_k);
+    typename ForwardFor<typename Cache::StepIo>::type forward(model_, io.value(), batch, options_.top_k);
     forward.run();
     if (auto status = io.value().finish(); !status.ok()) return status;
     ++replay_.stats.steps;
@@ -230,8 +233,7 @@ class Scheduler {
       ++done_;
       return;
     }
-    // Greedy: the highest logit, the lowest token among equals.
-    s.known.push_back(static_cast<int>(std::max_element(logits, logits + vocabulary) - logits));
+    s.known.push_back(options_.forced ? (*options_.forced)[s.request][static_cast<std::size_t>(s.decoded - 1)] : greedy_token(logits));
     if (options_.pause_every > 0 && s.decoded % options_.pause_every == 0) pause(s, options_.pause_steps);
   }
 

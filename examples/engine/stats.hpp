@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -29,9 +30,13 @@ struct Stats {
   std::int64_t files_lost = 0;
   std::int64_t pauses = 0;
   std::int64_t steps = 0;
+  std::int64_t graph_replays = 0;  ///< steps whose decoding sessions were served by a captured graph
   double seconds = 0;
   std::map<std::string, std::int64_t> kernels;  ///< calls that each served, where the backend has several
 };
+
+/// The highest logit's token, the lowest among equals.
+inline int greedy_token(const float* logits) { return static_cast<int>(std::max_element(logits, logits + vocabulary) - logits); }
 
 /// The logits of every decoded token of a request, [output_tokens][vocabulary].
 struct Answer {

@@ -26,9 +26,10 @@ class StepIo {
   using Backend = kvire::Host;
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
   using Stream = kvire::Stream<kvire::Host>;
+  struct Shared {};  ///< of all steps: nothing
 
-  StepIo(Tiers<IndexKey, kvire::Host>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, int top_k, int index_heads, kvire::KernelChoice)
-      : tiers_(&tiers), step_(std::move(step)), top_k_(top_k), index_heads_(index_heads) {
+  StepIo(Tiers<IndexKey, kvire::Host>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, const ReplaySettings& settings, int index_heads, Shared&)
+      : tiers_(&tiers), step_(std::move(step)), top_k_(settings.top_k), index_heads_(index_heads), log_(settings.log) {
     for (const Span& s : batch.spans) {
       for (std::int64_t b = s.start / page_raw_tokens; b * page_raw_tokens < s.end(); ++b) {
         full_.push_back(kvire::DevicePage(s.tables.full[static_cast<std::size_t>(b)]));
@@ -50,11 +51,10 @@ class StepIo {
   /// A lease on a layer of an entry; the kernels that take it run after the loads of that layer that the step depends on.
   template <class Entry>
   auto read(kvire::LayerId layer) {
-    using Lease = kvire::ReadLease<typename Entry::policy, kvire::Host>;
     if (tiers_->skips_gate()) return kvire::assume_ready(kvire::ConstPageView(tiers_->template raw_device<Entry>(Entry::slot(layer))));
     auto lease = step_.template read<Entry>(tiers_->device(), layer);
     keep(lease);
-    return lease.ok() ? std::move(lease).value() : Lease();
+    return lease.ok() ? std::move(lease).value() : kvire::assume_ready(kvire::ConstPageView<typename Entry::policy, kvire::Host>());
   }
 
   template <class F, class... Leases>
@@ -117,6 +117,12 @@ class StepIo {
       keep(kvire::sparse_logits<IndexKey>(queries, head_weights, keys, table, lengths, scores, step_.stream()));
       keep(kvire::top_k(scores, lengths, out, step_.stream()));
     }
+    if (log_) run([this, layer, &batch, selected] { log_selections(layer, batch, selected); });
+  }
+
+  /// For comparisons: the hidden rows that a layer, or behind the last the head, is about to take.
+  void layer_input(int layer, const Batch& batch, float* hidden) {
+    if (log_) run([this, layer, &batch, hidden] { log_->layer_input(layer, batch, 0, batch.rows(), hidden); });
   }
 
   /// Waits for the step. Errors: the first refused lease or kernel, a load that failed, the stream's.
@@ -175,6 +181,15 @@ class StepIo {
     scores_.resize(scores);
   }
 
+  void log_selections(kvire::LayerId layer, const Batch& batch, const std::int32_t* selected) const {
+    for (const Call& call : calls_) {
+      for (std::int64_t i = 0; i < call.batch * call.rows; ++i) {
+        const std::int64_t row = call.first_row + i;
+        log_->selection(layer.value, batch, row, scores_.data() + call.scores_at + static_cast<std::size_t>(i * call.stride), selected + row * top_k_, top_k_);
+      }
+    }
+  }
+
   static std::int32_t length_after(std::int64_t position) {
     return static_cast<std::int32_t>(Entries::IndexK::cached(kvire::RawTokens(position + 1)).count);
   }
@@ -183,6 +198,7 @@ class StepIo {
   kvire::Step<kvire::Host> step_;
   int top_k_;
   int index_heads_;
+  std::shared_ptr<RowLog> log_;
   kvire::Status status_;
   std::vector<kvire::DevicePage> full_, window_, request_;  // pages that the step writes
   std::deque<std::vector<std::int64_t>> slots_;  // of queued stores, and positions

@@ -75,6 +75,9 @@ class Tiers {
 
   /// Which kernels served the steps, and how often.
   std::map<std::string, std::int64_t>& kernels() { return kernels_; }
+  /// Steps whose decoding sessions were served by a captured graph.
+  std::int64_t graph_replays() const { return graph_replays_; }
+  void count_graph_replay() { ++graph_replays_; }
 
   /// A page, or an empty reference if there is none.
   template <class Space>
@@ -147,6 +150,11 @@ class Tiers {
     loads_ = {};
     held_.clear();
     return skips_gate() ? gate_.begin({}, compute_) : gate_.begin({loading_}, compute_);
+  }
+
+  /// Another step behind the loads of the present one, on a stream of the caller's.
+  kvire::Result<kvire::Step<Backend>> begin_beside(Stream& stream) {
+    return loading_ ? gate_.begin({loading_}, stream) : gate_.begin({}, stream);
   }
 
   /// After the step's kernels have run.
@@ -225,6 +233,7 @@ class Tiers {
   kvire::Ticket<Backend> loading_;
   kvire::Status failure_;
   std::map<std::string, std::int64_t> kernels_;
+  std::int64_t graph_replays_ = 0;
   // Last: streams end before what their work refers to.
   Stream compute_, load_stream_, backup_stream_;
 };
