@@ -12,10 +12,13 @@
 #include <vector>
 
 #include <benchmarks/support/device_timing.cuh>
+#include <kvire/codec/row.hpp>
+#include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 #include <kvire/pool/mirror.hpp>
 #include <kvire/preset/deepseek_v3_2.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/transfer/migrate.cuh>
 #include <kvire/transfer/submit.cuh>
 
 using namespace kvire;
@@ -29,11 +32,22 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-__global__ void fill_words(std::uint32_t* p, std::int64_t n, std::uint32_t seed) {
+__global__ void fill_words(std::uint32_t* p, std::int64_t n, std::uint32_t seed, std::uint32_t mask = ~0U) {
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    p[i] = kvire_bench::mix(static_cast<std::uint64_t>(i) * 2654435761U + seed);
+    p[i] = kvire_bench::mix(static_cast<std::uint64_t>(i) * 2654435761U + seed) & mask;
   }
 }
+
+__global__ void wait_nanoseconds(unsigned wanted) {
+  const unsigned begin = ptx::nanoseconds();
+  while (ptx::nanoseconds() - begin < wanted) {
+  }
+}
+
+enum class Start {
+  idle,    // on an idle stream: the host's time to submit counts too, since the first event has passed by then
+  queued,  // behind work of the same kind on the stream, a kernel or a copy: the GPU's own time
+};
 
 constexpr std::int64_t pool_bytes = std::int64_t{1280} << 20;
 
@@ -70,9 +84,16 @@ struct Machine {
   }
 
   template <class Work>
-  double microseconds(int repeats, Work work) {
+  double microseconds(int repeats, Work work, Start start = Start::idle) {
+    return microseconds(repeats, work, [&] {
+      if (start == Start::queued) wait_nanoseconds<<<1, 1, 0, copies.native()>>>(60000);
+    });
+  }
+  template <class Work, class Before>
+  double microseconds(int repeats, Work work, Before before) {
     std::vector<double> times;
     for (int r = -1; r < repeats; ++r) {
+      before();
       KVIRE_BENCH_CHECK(cudaEventRecord(begin, copies.native()));
       work();
       KVIRE_BENCH_CHECK(cudaEventRecord(end, copies.native()));
@@ -115,7 +136,8 @@ struct Pages {
     request.pages = n;
     request.known = &ids;
   }
-  void launch(Stream<Cuda>& stream, const detail::CopyShape& shape = {}) const { detail::launch_pages(stream, std::span(&request, 1), to_host, shape).value(); }
+  void launch(Stream<Cuda>& stream, const detail::CopyShape& shape) const { detail::launch_pages(stream, std::span(&request, 1), to_host, shape).value(); }
+  void launch(Stream<Cuda>& stream) const { launch(stream, detail::CopyShape::of(Pace::full, to_host, request.list.page_bytes)); }
 
   bool right(const Machine& m) const {
     const auto page = static_cast<std::size_t>(request.list.page_bytes);
@@ -131,14 +153,18 @@ struct Pages {
   }
 };
 
-double memcpy_time(Machine& m, std::int64_t bytes, bool to_host, int repeats) {
-  return m.microseconds(repeats, [&] {
-    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(bytes), cudaMemcpyDefault, m.copies.native()));
+double memcpy_time(Machine& m, std::int64_t bytes, bool to_host, int repeats, Start start = Start::idle) {
+  const auto copy = [&](std::int64_t n) {
+    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(n), cudaMemcpyDefault, m.copies.native()));
+  };
+  return m.microseconds(repeats, [&] { copy(bytes); }, [&] {
+    if (start == Start::queued) copy(4 << 20);
   });
 }
 
 void pages_table(Machine& m) {
-  std::printf("\n| dir | page B | pages | one memcpy GB/s | kernel GB/s | %% of memcpy | SMs |\n|---|---|---|---|---|---|---|\n");
+  std::printf(
+      "\n| dir | page B | pages | one memcpy GB/s | kernel GB/s | %% of memcpy | queued: memcpy GB/s | kernel GB/s | %% of memcpy | SMs |\n|---|---|---|---|---|---|---|---|---|---|\n");
   std::uint32_t seed = 5;
   for (const std::int64_t page : {std::int64_t{1728}, std::int64_t{4352}, std::int64_t{8448}, std::int64_t{16384}, std::int64_t{37440}}) {
     for (const bool to_host : {false, true}) {
@@ -147,15 +173,17 @@ void pages_table(Machine& m) {
         if (n * page > pool_bytes - page) continue;
         const int repeats = n * page < (64 << 20) ? 15 : 7;
         const double one = memcpy_time(m, n * page, to_host, repeats);
+        const double one_queued = memcpy_time(m, n * page, to_host, repeats, Start::queued);
         m.scramble(seed += 100);
         const Pages check(m, page, n, to_host);
         check.launch(m.copies);
         KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
         if (!check.right(m)) std::printf("WRONG\n");
         const double us = m.microseconds(repeats, [&] { check.launch(m.copies); });
+        const double us_queued = m.microseconds(repeats, [&] { check.launch(m.copies); }, Start::queued);
         const double bytes = static_cast<double>(n * page);
-        std::printf("| %s | %lld | %lld | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", static_cast<long long>(page), static_cast<long long>(n), bytes / one / 1e3,
-                    bytes / us / 1e3, 100 * one / us, detail::CopyShape{}.blocks);
+        std::printf("| %s | %lld | %lld | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", static_cast<long long>(page), static_cast<long long>(n),
+                    bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, bytes / one_queued / 1e3, bytes / us_queued / 1e3, 100 * one_queued / us_queued, detail::CopyShape::of(Pace::full, to_host, page).blocks);
         std::fflush(stdout);
       }
     }
@@ -187,11 +215,11 @@ void tokens_row(Machine& m, const char* name, bool whole, bool to_host, std::int
   std::byte* const host = device_address(HostAddress{m.host}, "benchmark").value().value;
   using Engine = detail::TransferEngine<Cuda>;
   Engine::Piece piece;
+  piece.info.direction = to_host ? CopyDirection::device_to_host : CopyDirection::host_to_device;
   const auto shared = std::make_shared<detail::CheckedIds<std::int64_t>>(ids);
   const auto count = static_cast<std::int32_t>(pages);
   Engine::template rows<P>(piece, PageView<P, Cuda>{to_host ? host : m.device, P::page_bytes, count},
                            ConstPageView<P, Cuda>(to_host ? m.device : host, P::page_bytes, count), shared, 0);
-  piece.info.direction = to_host ? CopyDirection::device_to_host : CopyDirection::host_to_device;
   const double one = memcpy_time(m, n * detail::token_bytes<P>, to_host, 9);
   // Ids are in pinned memory, as a transfer puts them there; whole pages were taken out of the runs.
   const std::size_t run_bytes = piece.runs ? piece.runs->size() * sizeof(detail::TokenRun) : 0;
@@ -208,7 +236,7 @@ void tokens_row(Machine& m, const char* name, bool whole, bool to_host, std::int
     request.known = piece.pages.get();
   }
   const double us = m.microseconds(7, [&] {
-    detail::CopyShape shape;
+    auto shape = detail::CopyShape::of(Pace::full, to_host, P::page_bytes);
     shape.blocks = blocks;
     if (piece.pages) detail::launch_pages(m.copies, std::span(&request, 1), to_host, shape).value();
     if (piece.runs) {
@@ -238,84 +266,66 @@ void tokens_table(Machine& m) {
   }
 }
 
-// Pages through shared memory and once through the registers, each multiprocessor its share: bound by memory, and as sensitive to one slow
-// multiprocessor as the logits kernels are.
-constexpr int stages = 12;
-__global__ void __launch_bounds__(640, 1) stream_pages(const std::byte* base, const std::int32_t* ids, int n, int page, float* out) {
-#if KVIRE_DEVICE_ARCH >= 900
-  extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ unsigned long long full[stages];
-  __shared__ unsigned long long empty[stages];
-  const int per = (n + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(blockIdx.x) * per;
-  const int count = min(n, begin + per) - begin;
-  const unsigned ring = ptx::shared_address(shared);
-  const unsigned full_at = ptx::shared_address(full);
-  const unsigned empty_at = ptx::shared_address(empty);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) {
-      ptx::mbarrier_init(full_at + 8 * i, 1);
-      ptx::mbarrier_init(empty_at + 8 * i, 19);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (threadIdx.x < 32) {
-    for (int block = 0; block < count; block += 32) {
-      const int id = block + lane < count ? ids[begin + block + lane] : 0;
-      for (int j = 0; j < 32 && block + j < count; ++j) {
-        const int from = __shfl_sync(~0u, id, j);
-        const int k = block + j;
-        if (lane == 0) {
-          ptx::mbarrier_wait(empty_at + 8 * (k % stages), ((k / stages) & 1) ^ 1);
-          ptx::mbarrier_arrive_expect(full_at + 8 * (k % stages), page);
-          ptx::bulk_load(ring + k % stages * page, base + static_cast<std::int64_t>(from) * page, page, full_at + 8 * (k % stages));
-        }
-        __syncwarp();
-      }
-    }
-  } else {
-    float sum = 0;
-    for (int k = 0; k < count; ++k) {
-      ptx::mbarrier_wait(full_at + 8 * (k % stages), (k / stages) & 1);
-      for (int v = static_cast<int>(threadIdx.x) - 32; v < page / 16; v += 608) {
-        const auto x = ptx::load_shared4(ring + k % stages * page + v * 16);
-        sum += __uint_as_float(x.x & 0x3FFFFFFF) + __uint_as_float(x.w & 0x3FFFFFFF);
-      }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(empty_at + 8 * (k % stages));
-    }
-    if (sum == 1.2345F) *out = sum;
-  }
-#else
-  (void)base, (void)ids, (void)n, (void)page, (void)out;
-#endif
-}
+// The fp8 logits of 64 contexts of 32k tokens: bound by memory, on every multiprocessor, each with a fixed share of the work, so that the slowest decides.
+class Logits {
+ public:
+  using P = Fp8WithScale<64, 128>;
+  static constexpr std::int64_t pages_a_launch = 32768;
 
-void beside(Machine& m, bool paced) {
+  explicit Logits(Machine& m) {
+    constexpr std::int64_t bytes = std::int64_t{1100} << 20;
+    constexpr int batch = 64;
+    constexpr int width = static_cast<int>(pages_a_launch) / batch;
+    constexpr std::uint32_t finite = 0x3F3F3F3F;  // of every format that bytes of a page may be in
+    const auto words = [](std::int64_t n, std::uint32_t mask) {
+      auto* const p = kvire_bench::device_array<std::uint32_t>(n);
+      fill_words<<<264, 512>>>(p, n, 9, mask);
+      return p;
+    };
+    const auto upload = [](const std::vector<std::int32_t>& v) {
+      auto* const p = kvire_bench::device_array<std::int32_t>(static_cast<std::int64_t>(v.size()));
+      KVIRE_BENCH_CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
+      return p;
+    };
+    std::vector<std::int32_t> order(static_cast<std::size_t>(bytes / P::page_bytes));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), m.random);
+    sets_ = static_cast<int>(order.size() / pages_a_launch);
+    table_ = upload(order);
+    arguments_.pages = reinterpret_cast<const std::byte*>(words(bytes / 4, finite));
+    arguments_.page_stride = P::page_bytes;
+    arguments_.page_count = static_cast<std::int32_t>(order.size());
+    arguments_.batch = batch;
+    arguments_.queries = words(batch * 64 * 128 / 4, finite);
+    arguments_.weights = reinterpret_cast<const float*>(words(batch * 64, finite));
+    arguments_.table_stride = arguments_.table_width = width;
+    arguments_.lengths = upload(std::vector<std::int32_t>(batch, width * P::tokens_per_page));
+    arguments_.logits = kvire_bench::device_array<float>(pages_a_launch * P::tokens_per_page);
+    arguments_.logits_stride = width * P::tokens_per_page;
+    KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, m.compute.device()));
+  }
+  void launch(int i, cudaStream_t stream) {
+    arguments_.page_table = table_ + i % sets_ * pages_a_launch;
+    KVIRE_BENCH_CHECK((sm90::launch_logits<P, Element::e4m3, 64, 1>(arguments_, sms_, stream)));
+  }
+
+ private:
+  sm90::LogitsArguments arguments_;
+  std::int32_t* table_ = nullptr;
+  int sets_ = 0;
+  int sms_ = 0;
+};
+
+void beside(Machine& m, bool shapes) {
   constexpr int page = 8448;
-  constexpr int step = 32768;  // pages of one launch: 64 contexts of 32k tokens
   constexpr int launches = 140;
-  const std::int64_t bytes = std::int64_t{1100} << 20;
-  auto* pages = reinterpret_cast<std::byte*>(kvire_bench::device_array<std::uint8_t>(bytes));
-  fill_words<<<264, 512>>>(reinterpret_cast<std::uint32_t*>(pages), bytes / 4, 9);
-  std::vector<std::int32_t> order(static_cast<std::size_t>(bytes / page));
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), m.random);
-  auto* ids = kvire_bench::device_array<std::int32_t>(static_cast<std::int64_t>(order.size()));
-  KVIRE_BENCH_CHECK(cudaMemcpy(ids, order.data(), order.size() * 4, cudaMemcpyHostToDevice));
-  auto* out = kvire_bench::device_array<float>(1);
-  KVIRE_BENCH_CHECK(cudaFuncSetAttribute(stream_pages, cudaFuncAttributeMaxDynamicSharedMemorySize, stages * page));
-  const int sets = static_cast<int>(order.size()) / step;
-  int sms = 0;
-  KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, m.compute.device()));
+  Logits logits(m);
   std::vector<cudaEvent_t> marks(launches + 1);
   for (auto& mark : marks) KVIRE_BENCH_CHECK(cudaEventCreate(&mark));
   const auto compute = [&](int n) {
     KVIRE_BENCH_CHECK(cudaEventRecord(marks[0], m.compute.native()));
     for (int i = 0; i < n; ++i) {
-      stream_pages<<<static_cast<unsigned>(sms), 640, stages * page, m.compute.native()>>>(pages, ids + i % sets * step, step, page, out);
+      logits.launch(i, m.compute.native());
       KVIRE_BENCH_CHECK(cudaEventRecord(marks[static_cast<std::size_t>(i) + 1], m.compute.native()));
     }
   };
@@ -334,8 +344,8 @@ void beside(Machine& m, bool paced) {
   compute(launches);
   KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
   const double alone = times(5, launches, 0);
-  std::printf("\nA kernel that streams %d pages of %d B on all %d SMs: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", step, page, sms,
-              alone, static_cast<double>(step) * page / alone / 1e3);
+  std::printf("\nfp8 logits of 64 x 32k: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", alone,
+              static_cast<double>(Logits::pages_a_launch) * page / alone / 1e3);
   constexpr std::int64_t n = 65536;
   const auto row = [&](const char* name, auto start) {
     KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
@@ -356,14 +366,23 @@ void beside(Machine& m, bool paced) {
     });
     const Pages list(m, page, n, to_host);
     row(to_host ? "D2H, kernel, random pages" : "H2D, kernel, random pages", [&] { list.launch(m.copies); });
-    row(to_host ? "D2H, kernel, random pages, gentle" : "H2D, kernel, random pages, gentle", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::gentle, to_host)); });
-    for (const double rate : {44.0, 47.0, 49.5}) {
-      if (!to_host || !paced) continue;
-      for (const int blocks : {8, 12, 16}) {
-        auto shape = detail::CopyShape::of(Pace::gentle, to_host);
-        shape.blocks = blocks;
-        shape.gigabytes_per_second = rate;
-        row(("D2H, paced to " + std::to_string(static_cast<int>(rate * 10)) + "/10 GB/s, blocks " + std::to_string(blocks)).c_str(), [&] { list.launch(m.copies, shape); });
+    row(to_host ? "D2H, kernel, random pages, gentle" : "H2D, kernel, random pages, gentle", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::gentle, to_host, page)); });
+    if (!shapes) continue;
+    // What the gentle shape was chosen from.
+    for (const int blocks : {8, 16, 24, 33, 66}) {
+      for (const std::int64_t chunk : {33, 66}) {
+        for (const int slots : {2, 3, 4}) {
+          for (const double rate : {0.0, 48.5, 49.5, 50.2}) {
+            auto shape = detail::CopyShape::of(Pace::gentle, to_host, page);
+            shape.blocks = blocks;
+            shape.chunk_bytes = chunk * 128;
+            shape.slots = slots;
+            shape.gigabytes_per_second = rate;
+            char name[120];
+            std::snprintf(name, sizeof name, "%s, %d blocks, %d chunks of %d B each, at most %.1f GB/s", to_host ? "D2H" : "H2D", blocks, slots, static_cast<int>(chunk * 128), rate);
+            row(name, [&] { list.launch(m.copies, shape); });
+          }
+        }
       }
     }
   }
@@ -374,18 +393,31 @@ void both(Machine& m) {
   constexpr std::int64_t n = 65536;
   Pages in(m, page, n, false);
   Pages out(m, page, n, true);
-  std::printf("\n| both directions at once | sum GB/s |\n|---|---|\n");
+  std::printf("\n| both directions at once | sum GB/s | in, until its end | out, until its end |\n|---|---|---|---|\n");
+  cudaEvent_t marks[4];
+  for (auto& mark : marks) KVIRE_BENCH_CHECK(cudaEventCreate(&mark));
   const auto run = [&](const char* name, auto first, auto second) {
-    std::vector<double> all;
+    std::vector<double> sum;
+    std::vector<double> rates[2];
     for (int r = 0; r < 3; ++r) {
       KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
       const double t = seconds();
+      KVIRE_BENCH_CHECK(cudaEventRecord(marks[0], m.copies.native()));
       first();
+      KVIRE_BENCH_CHECK(cudaEventRecord(marks[1], m.copies.native()));
+      KVIRE_BENCH_CHECK(cudaEventRecord(marks[2], m.back.native()));
       second();
+      KVIRE_BENCH_CHECK(cudaEventRecord(marks[3], m.back.native()));
       KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
-      all.push_back(2.0 * static_cast<double>(n * page) / (seconds() - t) / 1e9);
+      const auto bytes = static_cast<double>(n * page);
+      sum.push_back(2.0 * bytes / (seconds() - t) / 1e9);
+      for (int i = 0; i < 2; ++i) {
+        float ms = 0;
+        KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, marks[2 * i], marks[2 * i + 1]));
+        rates[i].push_back(bytes / ms / 1e6);
+      }
     }
-    std::printf("| %s | %.1f |\n", name, median(all));
+    std::printf("| %s | %.1f | %.1f | %.1f |\n", name, median(sum), median(rates[0]), median(rates[1]));
   };
   const auto engine = [&](Stream<Cuda>& s, bool to_host) {
     const auto half = static_cast<std::size_t>(pool_bytes / 2);
@@ -395,16 +427,109 @@ void both(Machine& m) {
   };
   run("copy engines, contiguous", [&] { engine(m.copies, false); }, [&] { engine(m.back, true); });
   run("kernels, random pages", [&] { in.launch(m.copies); }, [&] { out.launch(m.back); });
-  const auto gentle = detail::CopyShape::of(Pace::gentle, true);
+  const auto gentle = detail::CopyShape::of(Pace::gentle, true, page);
   run("kernels, random pages, backup gentle", [&] { in.launch(m.copies); }, [&] { out.launch(m.back, gentle); });
-  run("copy engine in, kernel out", [&] { engine(m.copies, false); }, [&] { out.launch(m.back, gentle); });
-  for (const double rate : {36.0, 40.0, 44.0}) {
-    auto shape = gentle;
-    shape.gigabytes_per_second = rate;
-    detail::CopyShape deep;
-    deep.warps = 4;
-    deep.shared_bytes = 140000;
-    run(("kernels, random pages, backup paced to " + std::to_string(static_cast<int>(rate))).c_str(), [&] { in.launch(m.copies, deep); }, [&] { out.launch(m.back, shape); });
+  run("copy engine in, kernel out", [&] { engine(m.copies, false); }, [&] { out.launch(m.back); });
+  run("copy engine in, kernel out gentle", [&] { engine(m.copies, false); }, [&] { out.launch(m.back, gentle); });
+  run("kernel in, copy engine out", [&] { in.launch(m.copies); }, [&] { engine(m.back, true); });
+  for (const double rate : {38.0, 40.0, 42.0}) {
+    auto paced = detail::CopyShape::of(Pace::full, true, page);
+    paced.gigabytes_per_second = rate;
+    run(("kernels, random pages, backup at " + std::to_string(static_cast<int>(rate)) + " GB/s at most").c_str(), [&] { in.launch(m.copies); }, [&] { out.launch(m.back, paced); });
+    auto slow = gentle;
+    slow.gigabytes_per_second = rate;
+    run(("kernels, random pages, gentle backup at " + std::to_string(static_cast<int>(rate)) + " GB/s at most").c_str(), [&] { in.launch(m.copies); }, [&] { out.launch(m.back, slow); });
+  }
+}
+
+// Eight layers in one launch, from and to pools that lie layer by layer or page by page.
+void reorder_table(Machine& m) {
+  constexpr std::int64_t layers = 8;
+  std::printf("\n| dir | page B | pages x layers | same arrangement GB/s | page first on the host GB/s | %% of it |\n|---|---|---|---|---|---|\n");
+  for (const std::int64_t page : {std::int64_t{8448}, std::int64_t{16384}}) {
+    for (const bool to_host : {false, true}) {
+      const std::int64_t pages = pool_bytes / page / layers;
+      const std::int64_t n = 2048;
+      Pages list(m, page, n, to_host);
+      list.ids.from = m.ids(pages, n);
+      list.ids.to = m.ids(pages, n);
+      std::memcpy(list.scratch.host(), list.ids.from.data(), n * 4);
+      std::memcpy(list.scratch.host() + n * 4, list.ids.to.data(), n * 4);
+      const auto time = [&](bool page_first) {
+        std::vector<detail::CopyRequest> requests;
+        for (std::int64_t layer = 0; layer < layers; ++layer) {
+          auto request = list.request;
+          request.list.from_pages = request.list.to_pages = static_cast<std::int32_t>(pages);
+          const std::int64_t host = layer * (page_first ? page : pages * page);
+          const std::int64_t device = layer * pages * page;
+          request.list.from += to_host ? device : host;
+          request.list.to += to_host ? host : device;
+          if (page_first) (to_host ? request.list.to_stride : request.list.from_stride) = layers * page;
+          requests.push_back(request);
+        }
+        return m.microseconds(9, [&] { detail::launch_pages(m.copies, requests, to_host, detail::CopyShape::of(Pace::full, to_host, page)).value(); });
+      };
+      const double same = time(false);
+      const double other = time(true);
+      const auto bytes = static_cast<double>(n * layers * page);
+      std::printf("| %s | %lld | %lld x %lld | %.1f | %.1f | %.1f |\n", to_host ? "D2H" : "H2D", static_cast<long long>(page), static_cast<long long>(n), static_cast<long long>(layers),
+                  bytes / same / 1e3, bytes / other / 1e3, 100 * same / other);
+    }
+  }
+}
+
+// Pages rewritten on their way, against the plain copy of as many pages of the layout that crosses the link.
+template <class From, class To>
+void migrate_row(Machine& m, bool to_host) {
+  constexpr std::int64_t n = 8192;
+  const std::int64_t on_link = to_host ? To::page_bytes : From::page_bytes;
+  const int blocks = detail::PieceQueue::migrate_blocks(to_host);
+  const Pages plain(m, on_link, n, to_host);
+  const double copy = m.microseconds(7, [&] { plain.launch(m.copies); });
+  const Pages pages(m, std::max(From::page_bytes, To::page_bytes), n, to_host);
+  auto list = pages.request.list;
+  list.from_stride = From::page_bytes;
+  list.to_stride = To::page_bytes;
+  list.page_bytes = To::page_bytes;
+  const auto launch = [&] { detail::launch_migrate_pages<From, To>(m.copies, list, pages.request.ids, n, {}, blocks).value(); };
+  m.scramble(static_cast<std::uint32_t>(on_link));
+  launch();
+  KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+  int wrong = 0;
+  std::vector<std::byte> from(static_cast<std::size_t>(From::page_bytes));
+  std::vector<std::byte> to(static_cast<std::size_t>(To::page_bytes));
+  std::vector<std::byte> want(to.size());
+  for (std::size_t i = 0; i < static_cast<std::size_t>(n); i += 127) {
+    const auto from_at = static_cast<std::size_t>(pages.ids.from[i]) * from.size();
+    const auto to_at = static_cast<std::size_t>(pages.ids.to[i]) * to.size();
+    KVIRE_BENCH_CHECK(cudaMemcpy(from.data(), (to_host ? m.device : m.host) + from_at, from.size(), cudaMemcpyDefault));
+    KVIRE_BENCH_CHECK(cudaMemcpy(to.data(), (to_host ? m.host : m.device) + to_at, to.size(), cudaMemcpyDefault));
+    for (int t = 0; t < From::tokens_per_page; ++t) {
+      float x[From::dim];
+      decode_row<From>(from.data(), t, x);
+      encode_row<To>(x, want.data(), t);
+    }
+    wrong += want != to;
+  }
+  const double us = m.microseconds(7, launch);
+  const auto bytes = static_cast<double>(n * on_link);
+  std::printf("| %s | %s | %s | %d | %.1f | %.1f | %.1f%s |\n", to_host ? "D2H" : "H2D", From::name, To::name, blocks, bytes / copy / 1e3, bytes / us / 1e3, 100 * copy / us,
+              wrong > 0 ? " WRONG" : "");
+  std::fflush(stdout);
+}
+
+void migrate_table(Machine& m) {
+  using Fp8 = Fp8WithScale<64, 128>;
+  using Interleaved = Fp8WithScaleInterleaved<64, 128>;
+  using Bf16 = Bf16Contiguous<64, 128>;
+  using Fp4 = Fp4WithScale<64, 128>;
+  std::printf("\n| dir | from | to | blocks | plain copy over the link GB/s | migrate GB/s | %% of it |\n|---|---|---|---|---|---|---|\n");
+  for (const bool to_host : {false, true}) {
+    migrate_row<Bf16, Fp8>(m, to_host);
+    migrate_row<Fp8, Bf16>(m, to_host);
+    migrate_row<Fp8, Interleaved>(m, to_host);
+    migrate_row<Bf16, Fp4>(m, to_host);
+    migrate_row<Fp4, Fp8>(m, to_host);
   }
 }
 
@@ -459,7 +584,9 @@ int main(int argc, char** argv) {
   Machine m;
   if (what == "all" || what == "pages") pages_table(m);
   if (what == "all" || what == "tokens") tokens_table(m);
-  if (what == "all" || what == "beside" || what == "paced") beside(m, what == "paced");
+  if (what == "all" || what == "reorder") reorder_table(m);
+  if (what == "all" || what == "migrate") migrate_table(m);
+  if (what == "all" || what == "beside" || what == "beside_shapes") beside(m, what == "beside_shapes");
   if (what == "all" || what == "both") both(m);
   if (what == "all" || what == "submit") submit(m);
   return 0;

@@ -194,6 +194,38 @@ TEST_CASE("cuda transfer: tokens one by one, in runs, and whole pages of them") 
   }
 }
 
+TEST_CASE("cuda transfer: single tokens all over a large host pool, there and back") {
+  using Rows = Bf16Contiguous<64, 128>;
+  constexpr std::int64_t host_pages = 9000;  // 147 MB: the list is ordered by windows of 64 MiB
+  auto stream = Stream<Cuda>::make().value();
+  auto device = DevicePool<Rows, Cuda>::make({.pages = 8}).value();
+  auto host = mirror_of(device, host_pages).value();
+  auto device_pages = device.allocate(7).value();
+  auto pages = host.allocate(host_pages - 1).value();
+  std::mt19937 random(3);
+  std::shuffle(pages.begin(), pages.end(), random);
+  std::vector<HostSlot> from;
+  std::vector<DeviceSlot> to;
+  for (int i = 0; i < 400; ++i) {
+    fill_page(host, pages[static_cast<std::size_t>(i)].id(), static_cast<unsigned>(i));
+    from.push_back(slot_of<Rows>(pages[static_cast<std::size_t>(i)].id(), i % 64));
+    to.push_back(slot_of<Rows>(DevicePage(1 + i / 64), (i * 5) % 64));
+  }
+  REQUIRE(load(host, device, plan_tokens(from, to), stream).value().wait(deadline_in(10s)).ok());
+  std::vector<HostSlot> back;
+  for (int i = 0; i < 400; ++i) back.push_back(slot_of<Rows>(pages[static_cast<std::size_t>(8000 - i)].id(), i % 64));
+  REQUIRE(backup(device, host, plan_tokens(back, to), stream).value().wait(deadline_in(10s)).ok());
+  int wrong = 0;
+  for (int i = 0; i < 400; ++i) {
+    const auto row = [&](const HostSlot& slot) {
+      return pool_access::const_view(host, EntrySlot(0)).page(slot.value / 64) + Rows::row_bytes<0>() * (slot.value % 64);
+    };
+    wrong += std::memcmp(row(from[static_cast<std::size_t>(i)]), row(back[static_cast<std::size_t>(i)]), static_cast<std::size_t>(Rows::row_bytes<0>())) != 0;
+  }
+  CHECK(wrong == 0);
+  CHECK(clean());
+}
+
 TEST_CASE("cuda transfer: long runs go by the copy engine, short ones by a kernel, and the ticket says so") {
   auto stream = Stream<Cuda>::make().value();
   auto device = DevicePool<Keys, Cuda>::make({.pages = 200}).value();
@@ -241,7 +273,7 @@ TEST_CASE("cuda transfer: bad ids are refused before a byte moves") {
   CHECK(clean());
 }
 
-TEST_CASE("cuda transfer: pages of an aborted load drain, and come back once when it has finished") {
+TEST_CASE("cuda transfer: pages of an aborted load drain, and come back once when it has finished" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
   auto stream = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold](const CopyInfo&) { return Fault::hold(hold); })}).value();
   auto device = DevicePool<Keys, Cuda>::make({.pages = 8}).value();
@@ -270,7 +302,7 @@ TEST_CASE("cuda transfer: pages of an aborted load drain, and come back once whe
   CHECK(clean());
 }
 
-TEST_CASE("cuda transfer: sources dropped right after submit, and a host pool destroyed under its tickets") {
+TEST_CASE("cuda transfer: sources dropped right after submit, and a host pool destroyed under its tickets" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
   auto stream = Stream<Cuda>::make({.faults = FaultHooks::make([hold](const CopyInfo&) { return Fault::hold(hold); })}).value();
   auto device = DevicePool<Keys, Cuda>::make({.pages = 8}).value();
@@ -321,7 +353,7 @@ TEST_CASE("cuda transfer: a failure at layer 2 fails layers 2 and 3, and trying 
   CHECK(clean());
 }
 
-TEST_CASE("cuda transfer: a host page under a load is not handed out, and transfers of one page follow each other") {
+TEST_CASE("cuda transfer: a host page under a load is not handed out, and transfers of one page follow each other" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
   std::atomic<int> copies{0};
   auto slow = Stream<Cuda>::make({.name = "slow", .faults = FaultHooks::make([hold, &copies](const CopyInfo&) { return copies++ == 0 ? Fault::hold(hold) : Fault::none(); })}).value();

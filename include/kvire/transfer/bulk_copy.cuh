@@ -82,7 +82,7 @@ struct BulkCursor {
 /// Pages through shared memory by bulk copies: one thread a warp keeps `slots` chunks in flight, the other lanes only prepare addresses. `Lag`
 /// stores of a warp are under way at most; with `Finish` each counts until its last byte has arrived (writes to the host: more than the
 /// link drains would block unrelated traffic), otherwise until its shared memory has been read.
-/// With `Ids`, the ids of the only piece come with the launch: a small transfer would otherwise spend a trip over the link on fetching them.
+/// With `Ids`, the first ids of the only piece come with the launch: a trip over the link less before the first page is on its way.
 template <int Capacity, int Lag, bool Finish, int Ids = 0>
 __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant__ CopyList<Capacity> list, const __grid_constant__ InlineIds<Ids> ids) {
 #if KVIRE_DEVICE_ARCH >= 900
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
   const int ahead = list.slots - Lag;
 
   if (lane < list.slots) ptx::mbarrier_init(barriers + lane * 8, 1);
-  if (lane == 0) ptx::fence_mbarrier_init();
+  ptx::fence_mbarrier_init();
   __syncwarp();
 
   BulkCursor<Capacity> fetched;
@@ -115,12 +115,29 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
     if (i >= n || !fetched.seek(list, warp + i * warps)) return;
     const CopyPiece& p = list.piece[fetched.piece];
     const int pair = (warp + i * warps - fetched.first) / p.chunks;
+    const kstd::int32_t* from_ids = p.from_ids;
+    const kstd::int32_t* to_ids = p.to_ids;
     if constexpr (Ids > 0) {
-      from_id = ids.from[pair];
-      to_id = ids.to[pair];
+      // By address: as constants, the ids of 32 lanes would be fetched one after the other.
+      if (pair < Ids) {
+        from_ids = ids.from;
+        to_ids = ids.to;
+      }
+    }
+    from_id = from_ids[pair];
+    to_id = to_ids[pair];
+  };
+  // The size in the table carries the skew (in 16 bytes) in its low four bits.
+  const auto start = [&](int slot, kstd::uint32_t entry) {
+    const kstd::uint32_t word = ptx::load_shared(entry + 16);
+    const kstd::uint32_t barrier = barriers + slot * 8;
+    if (word == 0) {
+      ptx::mbarrier_arrive(barrier);
     } else {
-      from_id = p.from_ids[pair];
-      to_id = p.to_ids[pair];
+      const auto* from = reinterpret_cast<const void*>(ptx::load_shared8(entry));
+      const kstd::uint32_t bytes = word & ~15u;
+      ptx::mbarrier_arrive_expect(barrier, bytes);
+      ptx::bulk_load(ring + slot * list.slot_bytes + (word & 15u) * 16, from, bytes, barrier);
     }
   };
   const auto place = [&](int block) {
@@ -150,67 +167,47 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
     ptx::store_shared(entry + 16, bytes);
   };
 
-  // The size in the table carries the skew (in 16 bytes) in its low four bits.
-  int load_slot = 0;
-  const auto load = [&](int j) {
-    const kstd::uint32_t entry = head + (j & (BulkRing::table_entries - 1)) * BulkRing::entry_bytes;
-    const kstd::uint32_t word = ptx::load_shared(entry + 16);
-    const kstd::uint32_t barrier = barriers + load_slot * 8;
-    if (word == 0) {
-      ptx::mbarrier_arrive(barrier);
-    } else {
-      const auto* from = reinterpret_cast<const void*>(ptx::load_shared8(entry));
-      const kstd::uint32_t bytes = word & ~15u;
-      ptx::mbarrier_arrive_expect(barrier, bytes);
-      ptx::bulk_load(ring + load_slot * list.slot_bytes + (word & 15u) * 16, from, bytes, barrier);
-    }
-    if (++load_slot == list.slots) load_slot = 0;
-  };
-
   fetch(0);
   place(0);
+  if (lane < ahead && lane < n) start(lane, head + lane * BulkRing::entry_bytes);
   fetch(1);
   int slot = 0;
   kstd::uint32_t parity = 0;
-  [[maybe_unused]] kstd::uint32_t next_write = Finish ? ptx::nanoseconds() : 0;
+  kstd::uint32_t next = ptx::nanoseconds();
   for (int block = 0; block * 32 < n; ++block) {
     place(block + 1);
     fetch(block + 2);
     __syncwarp();
     if (lane == 0) {
-      if (block == 0) {
-        for (int j = 0; j < ahead && j < n; ++j) load(j);
-      }
       const int stop = n - block * 32 < 32 ? n : block * 32 + 32;
       for (int i = block * 32; i < stop; ++i) {
         const kstd::uint32_t entry = head + (i & (BulkRing::table_entries - 1)) * BulkRing::entry_bytes;
         const kstd::uint32_t word = ptx::load_shared(entry + 16);
         ptx::mbarrier_wait(barriers + slot * 8, parity);
+        if (list.pace != 0) {
+          kstd::uint32_t now = ptx::nanoseconds();
+          while (static_cast<int>(now - next) < 0) now = ptx::nanoseconds();
+          // A warp that fell behind may catch up by one chunk, no more.
+          if (static_cast<int>(now - next) > list.pace) next = now - list.pace;
+          next += list.pace;
+        }
         if (word != 0) {
           auto* to = reinterpret_cast<void*>(ptx::load_shared8(entry + 8));
           const kstd::uint32_t from = ring + slot * list.slot_bytes + (word & 15u) * 16;
-          if constexpr (Finish) {
-            if (list.pace != 0) {
-              kstd::uint32_t now = ptx::nanoseconds();
-              while (static_cast<int>(now - next_write) < 0) now = ptx::nanoseconds();
-              // A warp that fell behind may catch up by one write, no more.
-              if (static_cast<int>(now - next_write) > list.pace) next_write = now - list.pace;
-              next_write += list.pace;
-            }
-          }
           ptx::bulk_store(to, from, word & ~15u);
         }
         ptx::bulk_commit();
-        if (++slot == list.slots) {
-          slot = 0;
-          parity ^= 1;
-        }
         if constexpr (Finish) {
           ptx::bulk_wait<Lag>();
         } else {
           ptx::bulk_wait_read<Lag>();
         }
-        if (i + ahead < n) load(i + ahead);
+        // The slot that item i + slots - Lag belongs in.
+        if (i + ahead < n) start(slot >= Lag ? slot - Lag : slot - Lag + list.slots, head + ((i + ahead) & (BulkRing::table_entries - 1)) * BulkRing::entry_bytes);
+        if (++slot == list.slots) {
+          slot = 0;
+          parity ^= 1;
+        }
       }
     }
     __syncwarp();

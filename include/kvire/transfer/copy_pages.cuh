@@ -17,24 +17,29 @@ namespace detail {
 /// How the page kernel is launched; what benchmarks/transfer measured on an H200 unless a caller says otherwise.
 struct CopyShape {
   int blocks = 4;
-  int warps = 0;                      // of a block; 0: by the size of the chunks
-  std::int64_t chunk_bytes = 74 * 128;  // a page is cut into chunks of at most so much
-  std::int64_t shared_bytes = 76000;    // of a block: leaves room for a compute kernel's block beside it
+  int warps = 0;                        // of a block; 0: by the size of the chunks
+  std::int64_t chunk_bytes = 66 * 128;  // a page is cut into chunks of at most so much
+  std::int64_t shared_bytes = 102000;   // of a block: leaves room for a compute kernel's blocks beside it
   int slots = 32;                       // chunks of a warp in shared memory, at most
   bool gentle = false;
-  double gigabytes_per_second = 0;      // writes to the host are paced to this; 0: not
+  double gigabytes_per_second = 0;      // paced to this; 0: not
 
-  static CopyShape of(Pace pace, bool to_host) {
+  /// `page_bytes`: of the smallest pages.
+  static CopyShape of(Pace pace, bool to_host, std::int64_t page_bytes) {
     CopyShape shape;
-    if (pace == Pace::full) return shape;
+    if (pace == Pace::full) {
+      // A multiprocessor has only so many writes under way, and short ones do not fill the link.
+      if (to_host && page_bytes < 8192) shape.blocks = 8;
+      return shape;
+    }
+    // What a PCIe 5 x16 link drains, nearly: a queue in front of it would hold up everybody's memory traffic. Slower links are paced by their own
+    // acknowledgements.
     shape.gentle = true;
-    shape.blocks = 16;
-    // What a PCIe 5 x16 link drains, nearly: a queue of writes in front of it would hold up everybody's memory traffic. Slower links are paced by
-    // their own acknowledgements.
-    if (to_host) shape.gigabytes_per_second = 49.5;
+    shape.gigabytes_per_second = 49.5;
+    shape.blocks = 24;
     shape.warps = 1;
     shape.chunk_bytes = 37 * 128;
-    shape.slots = to_host ? 4 : 3;
+    shape.slots = to_host ? 2 : 3;
     return shape;
   }
 };
@@ -64,8 +69,7 @@ struct CopyKernels {
 
   static constexpr int few = 1;
   static constexpr int many = 48;
-  static constexpr int small = 256;   // pairs whose ids travel with the launch
-  static constexpr int medium = 1024;
+  static constexpr int inline_ids = 256;  // pairs whose ids travel with the launch
 
   /// `gentle`: one write to the host at a time a warp, instead of two.
   template <int Capacity, int Ids>
@@ -86,8 +90,7 @@ struct CopyKernels {
     for (const int mode : {0, 2, 3}) {
       kernels.allow(reinterpret_cast<const void*>(kernel<few, 0>(mode > 1, mode > 2)));
       kernels.allow(reinterpret_cast<const void*>(kernel<many, 0>(mode > 1, mode > 2)));
-      kernels.allow(reinterpret_cast<const void*>(kernel<few, small>(mode > 1, mode > 2)));
-      kernels.allow(reinterpret_cast<const void*>(kernel<few, medium>(mode > 1, mode > 2)));
+      kernels.allow(reinterpret_cast<const void*>(kernel<few, inline_ids>(mode > 1, mode > 2)));
     }
     return kernels;
   }
@@ -105,8 +108,9 @@ template <int Capacity, int Ids>
 void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, unsigned blocks, int warps, bool gentle) {
   InlineIds<Ids> ids;
   if constexpr (Ids > 0) {
-    std::copy(first.known->from.begin(), first.known->from.end(), ids.from);
-    std::copy(first.known->to.begin(), first.known->to.end(), ids.to);
+    const auto n = static_cast<std::size_t>(std::min<std::int64_t>(first.pages, Ids));
+    std::copy_n(first.known->from.begin(), n, ids.from);
+    std::copy_n(first.known->to.begin(), n, ids.to);
   } else {
     (void)first;
   }
@@ -147,20 +151,13 @@ Status launch_list(Stream<Cuda>& stream, std::span<const CopyRequest> requests, 
   const auto blocks = static_cast<unsigned>(shape.blocks);
   if (bulk) {
     // A warp issues one copy after the other: small chunks need more of them to fill the link.
-    const int warps = shape.warps > 0 ? shape.warps : slot < 4096 ? 8 : 2;
+    const int warps = shape.warps > 0 ? shape.warps : slot < 4096 ? 8 : 4;
     list.slot_bytes = static_cast<std::int32_t>(slot);
     list.slots = static_cast<std::int32_t>(std::clamp<std::int64_t>(std::min<std::int64_t>(shape.slots, shape.shared_bytes / warps / slot), 2, BulkRing::max_slots));
     if (shape.gigabytes_per_second > 0) list.pace = static_cast<std::int32_t>(static_cast<double>(slot * shape.blocks * warps) / shape.gigabytes_per_second);
     const CopyRequest& first = requests.front();
-    const std::int64_t known = Capacity == CopyKernels::few && first.known != nullptr ? first.pages : CopyKernels::medium + 1;
-    if constexpr (Capacity == CopyKernels::few) {
-      if (known <= CopyKernels::small) {
-        launch_bulk<Capacity, CopyKernels::small>(stream, list, first, blocks, warps, shape.gentle);
-      } else if (known <= CopyKernels::medium) {
-        launch_bulk<Capacity, CopyKernels::medium>(stream, list, first, blocks, warps, shape.gentle);
-      } else {
-        launch_bulk<Capacity, 0>(stream, list, first, blocks, warps, shape.gentle);
-      }
+    if (Capacity == CopyKernels::few && first.known != nullptr) {
+      launch_bulk<Capacity, Capacity == CopyKernels::few ? CopyKernels::inline_ids : 0>(stream, list, first, blocks, warps, shape.gentle);
     } else {
       launch_bulk<Capacity, 0>(stream, list, first, blocks, warps, shape.gentle);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/migrate.cuh>
+#include <kvire/transfer/bulk_migrate.cuh>
 #include <kvire/transfer/migrate.hpp>
 #include <kvire/transfer/transfer.cuh>
 
@@ -22,15 +22,29 @@ Status launch_migrate_pages(Stream<Cuda>& stream, const PageList& list, Uploaded
   args.pages.to_ids = ids.to;
   args.row = row;
   if (pages == 0) return {};
-  plain_kernel<MigrateItem<From, To>><<<static_cast<unsigned>(blocks), plain_warps * 32, 0, stream.native()>>>(MigrateItem<From, To>{args}, pages * From::tokens_per_page, nullptr);
+  const auto grid = static_cast<unsigned>(blocks);
+  bool bulk = false;
+  if constexpr (BulkMigrate<From, To>::serves) {
+    bulk = aligned(list) && CopyKernels::of(stream.device()).bulk;
+    if (bulk) {
+      constexpr int shared = BulkMigrate<From, To>::shared_bytes;
+      if (const cudaError_t e = cudaFuncSetAttribute(bulk_migrate_kernel<From, To>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared); e != cudaSuccess) {
+        return stream.error(e, "preparing a migration");
+      }
+      bulk_migrate_kernel<From, To><<<grid, BulkMigrate<From, To>::threads, shared, stream.native()>>>(args, pages);
+    }
+  }
+  if (!bulk) {
+    plain_kernel<MigrateItem<From, To>><<<grid, plain_warps * 32, 0, stream.native()>>>(MigrateItem<From, To>{args}, pages * From::tokens_per_page, nullptr);
+  }
   if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return stream.error(e, "launching a migration");
   return {};
 }
 
 }  // namespace detail
 
-/// `migrate` of the CUDA backend: decoded and encoded by a kernel that reads and writes pinned memory over the link, to the bytes of the host's. From a
-/// host to a device pool or back; between two device pools as well. Otherwise as the host's.
+/// `migrate` of the CUDA backend: decoded and encoded by a kernel while the pages cross the link, to the bytes of the host's. From a host to a device
+/// pool or back; between two device pools as well. Otherwise as the host's.
 template <class P, class Q, class Side, class OtherSide>
 Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
                                                const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,

@@ -25,9 +25,9 @@ struct DevicePageIds {
 template <class P>
 class PageMover {
  public:
-  /// `to_device` decides the direction. Errors: as for load.
+  /// `to_device` decides the direction; `blocks`: multiprocessors, 0: what the link needs. Errors: as for load.
   static Result<PageMover> make(HostPool<P, Cuda>& host, DevicePool<P, Cuda>& device, std::span<const PageRef<HostPage>> host_pages,
-                                std::span<const PageRef<DevicePage>> device_pages, bool to_device, Stream<Cuda>& stream, int blocks = 4) {
+                                std::span<const PageRef<DevicePage>> device_pages, bool to_device, Stream<Cuda>& stream, int blocks = 0) {
     if (host.layers() != device.layers()) {
       return Error{ErrorCode::mismatch, "pools " + host.name() + " and " + device.name() + ": " + std::to_string(host.layers()) + " layers against " +
                                             std::to_string(device.layers())};
@@ -36,7 +36,8 @@ class PageMover {
     mover.state_ = std::make_unique<State>();
     State& state = *mover.state_;
     state.to_device = to_device;
-    state.shape.blocks = blocks;
+    state.shape = detail::CopyShape::of(Pace::full, !to_device, P::page_bytes);
+    if (blocks > 0) state.shape.blocks = blocks;
     state.device = stream.device();
     const CopyInfo info{.entry = device.name().c_str(), .direction = to_device ? CopyDirection::host_to_device : CopyDirection::device_to_host};
     for (int layer = 0; layer < host.layers(); ++layer) {

@@ -152,7 +152,8 @@ inline Result<bool> ask_faults(Stream<Cuda>& stream, const CopyInfo& info) {
 /// Queues the pieces of one or more layers.
 class PieceQueue {
  public:
-  static constexpr int migrate_blocks = 64;
+  // Pages are rewritten on as many multiprocessors as keep up with the link; writes need more of them under way.
+  static constexpr int migrate_blocks(bool to_host) { return to_host ? 128 : 64; }
   using Piece = TransferEngine<Cuda>::Piece;
 
   /// `read`: once this is final no kernel reads the ids any more. `book`: of digests, if they are asked for.
@@ -172,8 +173,11 @@ class PieceQueue {
   /// Launches what `add` collected.
   Status flush() {
     if (!requests_.empty()) {
-      const Status status = launch_pages(stream_, requests_, to_host_, shape());
+      const CopyShape shape = this->shape();
+      for (MovedCount* count : counts_) count->sms = std::max(count->sms, shape.blocks);
+      const Status status = launch_pages(stream_, requests_, to_host_, shape);
       requests_.clear();
+      counts_.clear();
       if (!status.ok()) return status;
     }
     for (auto& [from_host, landing] : landed_) {
@@ -218,7 +222,7 @@ class PieceQueue {
       if (piece.launch_migrate != nullptr) {
         auto ids = upload(piece.pages);
         if (!ids.ok()) return ids.error();
-        piece.count.sms = options_.blocks > 0 ? options_.blocks : migrate_blocks;
+        piece.count.sms = options_.blocks > 0 ? options_.blocks : migrate_blocks(piece.info.direction == CopyDirection::device_to_host);
         DeviceScope scope(stream_.device());
         if (Status status = piece.launch_migrate(stream_, piece.list, ids.value(), static_cast<std::int64_t>(piece.pages->to.size()), piece.row, piece.count.sms);
             !status.ok()) {
@@ -231,7 +235,7 @@ class PieceQueue {
         auto ids = upload(piece.pages);
         if (!ids.ok()) return ids.error();
         to_host_ = piece.info.direction == CopyDirection::device_to_host;
-        piece.count.sms = std::max(piece.count.sms, shape().blocks);
+        counts_.push_back(&piece.count);
         requests_.push_back({piece.list, ids.value(), static_cast<std::int64_t>(piece.pages->to.size()), piece.pages.get()});
       }
     }
@@ -250,9 +254,13 @@ class PieceQueue {
     return {};
   }
 
+  // Of the launch of what was collected.
   CopyShape shape() const {
-    CopyShape shape = CopyShape::of(options_.pace, to_host_);
+    std::int64_t smallest = requests_.front().list.page_bytes;
+    for (const CopyRequest& request : requests_) smallest = std::min(smallest, request.list.page_bytes);
+    CopyShape shape = CopyShape::of(options_.pace, to_host_, smallest);
     if (options_.blocks > 0) shape.blocks = options_.blocks;
+    if (options_.gigabytes_per_second > 0) shape.gigabytes_per_second = options_.gigabytes_per_second;
     return shape;
   }
 
@@ -293,6 +301,7 @@ class PieceQueue {
   std::vector<Scratch> scratch_;  // not reused before the transfer is done
   std::map<const void*, UploadedPages> uploaded_;
   std::vector<CopyRequest> requests_;
+  std::vector<MovedCount*> counts_;  // of their pieces
   std::vector<std::pair<bool, Landing>> landed_;  // copied or about to be; true: from the host
   bool to_host_ = false;
 };

@@ -32,8 +32,23 @@ KVIRE_HD void decode_piece(float* x, int lane, const kstd::byte* page, int token
 }
 }  // namespace detail
 
-/// The migrate body: work item `pair * tokens_per_page + token` decodes one row of a page in the layout `From` and encodes it as `To`, the
-/// bytes of decode_row and encode_row. Padding of pages stays as it is. A pair of ids counts once, with its first token.
+/// Decodes row `token` of a page in the layout `From` and encodes it as `To`: the bytes of decode_row and encode_row.
+template <LayoutPolicy From, LayoutPolicy To, LaneGroup G>
+KVIRE_HD void migrate_row(G g, const kstd::byte* from, kstd::byte* to, int token, const RowOptions& row) {
+  using Split = RowSplit<To, G::size>;
+  typename G::template Lanes<RowPiece<Split::elements>> pieces;
+  g.each([&](int lane) {
+    if (lane >= Split::lanes) return;
+    for_each_field<From>([&](auto field) {
+      using F = decltype(field);
+      if constexpr (F::logical) detail::decode_piece<From, Split, F>(pieces[lane].x, lane, from, token);
+    });
+  });
+  store_pieces<To>(g, pieces, to, token, row);
+}
+
+/// The migrate body: work item `pair * tokens_per_page + token` is one row. Padding of pages stays as it is. A pair of ids counts once, with its
+/// first token.
 template <LayoutPolicy From, LayoutPolicy To, LaneGroup G>
 KVIRE_HD CopyCounts migrate(G g, kstd::int64_t item, const MigrateArgs& args) {
   const kstd::int64_t pair = item / From::tokens_per_page;
@@ -42,17 +57,7 @@ KVIRE_HD CopyCounts migrate(G g, kstd::int64_t item, const MigrateArgs& args) {
   const kstd::int64_t to = args.pages.to_ids[pair];
   const CopyCounts counts = classify(from, args.pages.from_pages, to, args.pages.to_pages, args.pages.first_page);
   if (counts.copied != 0) {
-    using Split = RowSplit<To, G::size>;
-    const kstd::byte* page = args.pages.from + args.pages.from_stride * from;
-    typename G::template Lanes<RowPiece<Split::elements>> pieces;
-    g.each([&](int lane) {
-      if (lane >= Split::lanes) return;
-      for_each_field<From>([&](auto field) {
-        using F = decltype(field);
-        if constexpr (F::logical) detail::decode_piece<From, Split, F>(pieces[lane].x, lane, page, token);
-      });
-    });
-    store_pieces<To>(g, pieces, args.pages.to + args.pages.to_stride * to, token, args.row);
+    migrate_row<From, To>(g, args.pages.from + args.pages.from_stride * from, args.pages.to + args.pages.to_stride * to, token, args.row);
   }
   return token == 0 ? counts : CopyCounts{};
 }

@@ -29,6 +29,22 @@ struct alignas(16) TokenRun {
   std::int32_t tokens = 0;
 };
 
+/// Tokens ordered by windows of the host's memory: what single tokens wait for is the translation of the host's addresses, and a device keeps those of
+/// a few hundred MiB at hand (on an H200, random tokens of a GiB move at half the rate of the same tokens window by window).
+inline void order_by_window(std::vector<TokenRun>& runs, std::int64_t host_stride, bool from_host) {
+  constexpr int window_bits = 26;
+  const auto window = [&](const TokenRun& run) { return static_cast<std::size_t>(host_stride * (from_host ? run.from_page : run.to_page) >> window_bits); };
+  std::size_t windows = 0;
+  for (const TokenRun& run : runs) windows = std::max(windows, window(run) + 1);
+  if (windows < 2) return;
+  std::vector<std::size_t> next(windows + 1);
+  for (const TokenRun& run : runs) ++next[window(run) + 1];
+  for (std::size_t i = 1; i <= windows; ++i) next[i] += next[i - 1];
+  std::vector<TokenRun> ordered(runs.size());
+  for (const TokenRun& run : runs) ordered[next[window(run)]++] = run;
+  runs = std::move(ordered);
+}
+
 struct PageList;
 
 /// What a digest kernel reads: rows of whole pages, or of token slots; ids in memory that the device reaches.
@@ -192,7 +208,10 @@ struct TransferEngine<Cuda> {
       i += static_cast<std::size_t>(run);
     }
     if (!whole->to.empty()) piece.pages = std::move(whole);
-    if (!runs->empty()) piece.runs = std::move(runs);
+    if (runs->empty()) return;
+    const bool from_host = piece.info.direction == CopyDirection::host_to_device;
+    order_by_window(*runs, from_host ? piece.list.from_stride : piece.list.to_stride, from_host);
+    piece.runs = std::move(runs);
   }
 };
 

@@ -20,14 +20,15 @@ inline constexpr std::int64_t copy_engine_run_bytes = std::int64_t{1} << 18;
 /// How much of the link a kernel takes, and what that costs compute kernels beside it (docs/performance.md has the measured trade).
 enum class Pace : unsigned char {
   full,    ///< all of it, on as few multiprocessors as that takes
-  gentle,  ///< about four fifths of it: fewer bytes under way at a time, spread over more multiprocessors, and writes to the host paced
+  gentle,  ///< nearly all of it: started by the clock just below what the link drains, fewer bytes under way, spread over more multiprocessors
 };
 
 template <>
 struct EngineOptions<Cuda> {
   EngineChoice choice = EngineChoice::automatic;
-  int blocks = 0;            ///< multiprocessors that a kernel may use; 0: what the link needs and no more (4 for pages, 8 for tokens; 16 for gentle ones)
+  int blocks = 0;            ///< multiprocessors that a kernel may use; 0: what the link needs and no more (4 for pages, 8 for tokens and for backups of pages below 8 KiB)
   Pace pace = Pace::full;
+  double gigabytes_per_second = 0;  ///< of pages, at most, by the clock of the kernel; 0: what `pace` says. A backup at 40 leaves the link room for a load beside it.
   bool layer_events = true;  ///< false: all layers in one launch with one event, for loads that no gate waits for layer by layer
 };
 
