@@ -8,7 +8,9 @@
 
 #include "belady.hpp"
 #include "cache_run.hpp"
+#include "metrics.hpp"
 #include "report.hpp"
+#include "tiered_run.hpp"
 #include "trace.hpp"
 
 namespace engine {
@@ -70,6 +72,28 @@ class Policies {
   nlohmann::ordered_json json_ = nlohmann::ordered_json::array();
 };
 
+// Through the tiered cache, with bytes: once with room for everything, once with room for a part, whose counters are exported.
+kvire::Result<nlohmann::ordered_json> tiered(const std::vector<TraceRequest>& trace, std::int64_t distinct, std::int64_t device_pages, std::int64_t host_pages,
+                                             const std::string& metrics) {
+  auto all = TieredRun::run(trace, distinct, 0);
+  if (!all) return all.error();
+  auto some = TieredRun::run(trace, device_pages, host_pages);
+  if (!some) return some.error();
+  const TieredRunResult& r = some.value();
+  fmt::print("{:<10} {:<14} {:>8.2f}% {:>8.2f}% {:>8.2f}%  with bytes: {:.0f} MB to the host, {:.0f} MB back, {} wrong pages\n", "lru", "tiered cache",
+             percent(r.counters.hit_pages_on[0], r.counters.looked_up_pages), percent(r.counters.hit_pages_on[1], r.counters.looked_up_pages),
+             percent(r.counters.hit_pages, r.counters.looked_up_pages), static_cast<double>(r.bytes_to_host) * 1e-6,
+             static_cast<double>(r.bytes_to_device) * 1e-6, all.value().wrong_pages + r.wrong_pages);
+  if (!metrics.empty()) {
+    if (auto status = write_text(metrics, prometheus_text<TraceBundle>(r.counters)); !status.ok()) return status.error();
+  }
+  return nlohmann::ordered_json{{"hit_blocks_with_room_for_all", all.value().counters.hit_pages},
+                                {"wrong_pages", all.value().wrong_pages + r.wrong_pages},
+                                {"bytes_to_host", r.bytes_to_host},
+                                {"bytes_to_device", r.bytes_to_device},
+                                {"counters", to_json<TraceBundle>(r.counters)}};
+}
+
 }  // namespace
 
 kvire::Result<nlohmann::ordered_json> cache_only(const Options& options) {
@@ -113,6 +137,8 @@ kvire::Result<nlohmann::ordered_json> cache_only(const Options& options) {
     if (status.ok()) status = policies.add<kvire::Lfu>(write);
   }
   if (!status.ok()) return status.error();
+  auto with_bytes = tiered(trace, distinct, device_pages, host_pages, options.metrics);
+  if (!with_bytes) return with_bytes.error();
   fmt::print("{:<10} {:<14} {:>8.2f}% {:>9} {:>8.2f}%\n", "belady", "page by page", percent(belady_device, c.full_blocks), "",
              percent(belady_both, c.full_blocks));
   return nlohmann::ordered_json{{"requests", trace.size()},
@@ -125,6 +151,7 @@ kvire::Result<nlohmann::ordered_json> cache_only(const Options& options) {
                                 {"device_blocks", device_pages},
                                 {"host_blocks", host_pages},
                                 {"policies", policies.json()},
+                                {"tiered", with_bytes.value()},
                                 {"belady", {{"device_hit_blocks", belady_device}, {"hit_blocks", belady_both}, {"hit_rate", rate(belady_both, c.full_blocks)}}}};
 }
 

@@ -67,8 +67,11 @@ def main():
             path.write_text("".join(json.dumps(r) + "\n" for r in check_hits.made_trace(600)))
         requests = whole_blocks([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
         result = pathlib.Path(folder, "result.json")
-        status = subprocess.run([args.engine, "--cache-only", "--trace", str(path), "--json", str(result)]).returncode
+        metrics = pathlib.Path(folder, "metrics.txt")
+        command = [args.engine, "--cache-only", "--trace", str(path), "--json", str(result), "--metrics", str(metrics)]
+        status = subprocess.run(command).returncode
         got = json.loads(result.read_text())
+        exported = dict(line.rsplit(" ", 1) for line in metrics.read_text().splitlines() if not line.startswith("#"))
     blocks, hits = sum(map(len, requests)), expected_hits(requests)
     best_device = belady(requests, got["device_blocks"])
     best = belady(requests, got["device_blocks"] + got["host_blocks"])
@@ -95,6 +98,17 @@ def main():
             wrong.append(f"{name}: {run['hit_blocks']} hits, possible are up to {best}")
         demand(f"{name}: sum of hits", run["hit_blocks"], run["device_hit_blocks"] + run["host_hit_blocks"])
     demand("policies", len(got["policies"]), 4)
+    # The same with bytes, and what is exported of it.
+    tiered, counters = got["tiered"], got["tiered"]["counters"]
+    demand("tiered cache, hits with room for all", tiered["hit_blocks_with_room_for_all"], hits)
+    demand("tiered cache, wrong pages", tiered["wrong_pages"], 0)
+    demand("tiered cache, blocks", counters["looked_up_pages"], blocks)
+    demand("tiered cache, hits and misses", counters["hit_pages"] + sum(counters["missed_pages"].values()), blocks)
+    demand("exported hits", int(exported["kvire_cache_hit_pages_total"]), counters["hit_pages"])
+    demand("exported evictions", int(exported['kvire_cache_tier_evicted_pages_total{tier="device",space="full"}']),
+           counters["tier_evicted_pages"]["device"]["full"])
+    if not 0 < counters["tier_hit_pages"]["host"] < counters["hit_pages"] <= best:
+        wrong.append(f"tiered cache: {counters['hit_pages']} hits, {counters['tier_hit_pages']['host']} of them on the host, possible are {best}")
     print("\n".join(wrong) if wrong else f"{hits} of {blocks} blocks, as expected")
     return 1 if wrong or hits == 0 else 0
 

@@ -33,7 +33,7 @@ struct PrefixShape {
 };
 
 namespace rule {
-template <class Bundle, class Space, int RawTokensOfSpace, int RawTokensOfOthers, bool Same>
+template <class Bundle, int FewestRawTokens, int MostRawTokens, bool Same>
 struct PrefixPage {
   static_assert(Same,
                 "kvire [tier.prefix-page]: all token entries of a bundle in a prefix cache cover the same raw tokens per page, whatever their space. A prefix that ends "
@@ -54,26 +54,30 @@ constexpr std::int64_t common_multiple(std::int64_t a, std::int64_t b) {
   return a / x * b;
 }
 
+// Raw tokens per page of the token entries: the most, or the fewest.
+template <class Bundle>
+constexpr int raw_tokens_of_pages(bool most) {
+  int n = 0;
+  Bundle::for_each([&]<class Entry>() {
+    constexpr int page = Entry::raw_tokens_per_page;
+    if (Entry::counts_tokens && (n == 0 || (most ? page > n : page < n))) n = page;
+  });
+  return n;
+}
+
 }  // namespace detail
 
 /// The shape of a bundle, spaces numbered as Bundle::space_index does. `window_tokens`: how far back the model's sliding window reaches, the token
 /// itself included; it decides what is needed of space::Window. Pages of space::Request stay with their request.
 template <class Bundle>
 constexpr PrefixShape<Bundle::space_count> prefix_shape(std::int64_t window_tokens = 0) {
+  constexpr int fewest = detail::raw_tokens_of_pages<Bundle>(false);
+  constexpr int most = detail::raw_tokens_of_pages<Bundle>(true);
+  (void)sizeof(rule::PrefixPage<Bundle, fewest, most, fewest == most>);
   PrefixShape<Bundle::space_count> shape;
+  shape.page_tokens = most;
   Bundle::for_each([&]<class Entry>() {
-    if constexpr (Entry::counts_tokens) {
-      constexpr int page = [] {
-        int least = 0;
-        Bundle::for_each([&]<class Other>() {
-          if (Other::counts_tokens && (least == 0 || Other::raw_tokens_per_page < least)) least = Other::raw_tokens_per_page;
-        });
-        return least;
-      }();
-      (void)sizeof(rule::PrefixPage<Bundle, typename Entry::space, Entry::raw_tokens_per_page, page, Entry::raw_tokens_per_page == page>);
-      shape.page_tokens = page;
-      shape.group_tokens = detail::common_multiple(shape.group_tokens, Entry::kind::ratio);
-    }
+    if constexpr (Entry::counts_tokens) shape.group_tokens = detail::common_multiple(shape.group_tokens, Entry::kind::ratio);
   });
   if constexpr (Bundle::template space_index<space::Window>() >= 0) {
     shape.spaces[Bundle::template space_index<space::Window>()] = {PrefixNeed::tail, window_tokens};
