@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Paged sparse logits against reading the same pages once with the bulk copy engine (the floor), in the same run.
-#include <benchmarks/support/device_timing.cuh>
+//   kvire_bench_cuda_index_logits [all | fp8 | bf16 | fp4 | ragged | portable | profile] [file.csv]
+#include <benchmarks/support/page_reads.cuh>
 
 #include <kvire/kernel/sm80_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
@@ -20,43 +21,6 @@ namespace {
 using Fp8 = Fp8WithScale<64, 128>;
 using Bf16 = Bf16Contiguous<64, 128>;
 using Fp4 = Fp4WithScale<64, 128>;
-
-/// Brings pages to shared memory and does nothing with them: one warp a CTA, 4 CTAs an SM, 4 stages, ids prefetched.
-template <int Bytes>
-__global__ void __launch_bounds__(32) read_pages(const std::byte* pages, const int* ids, int count) {
-#if KVIRE_SM90A
-  constexpr int stages = 4;
-  extern __shared__ __align__(128) unsigned char memory[];
-  const std::uint32_t shared = ptx::shared_address(memory);
-  const int lane = static_cast<int>(threadIdx.x);
-  const std::uint32_t full = shared + stages * Bytes;
-  if (lane == 0) {
-    for (int i = 0; i < stages; ++i) ptx::mbarrier_init(full + i * 8, 1);
-    ptx::fence_mbarrier_init();
-  }
-  __syncwarp();
-  const int begin = static_cast<int>(static_cast<long long>(count) * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(static_cast<long long>(count) * (blockIdx.x + 1) / gridDim.x);
-  int now = begin + lane < end ? ids[begin + lane] : 0;
-  int next = begin + 32 + lane < end ? ids[begin + 32 + lane] : 0;
-  for (int i = begin; i < end; ++i) {
-    const int k = i - begin;
-    const int id = __shfl_sync(~0U, now, k % 32);
-    if (k >= stages) ptx::mbarrier_wait(full + k % stages * 8, (k / stages - 1) & 1);
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect(full + k % stages * 8, Bytes);
-      ptx::bulk_load(shared + k % stages * Bytes, pages + static_cast<long long>(id) * Bytes, Bytes, full + k % stages * 8);
-    }
-    if (k % 32 == 31) {
-      now = next;
-      next = i + 33 + lane < end ? ids[i + 33 + lane] : 0;
-    }
-  }
-  for (int i = end - stages < begin ? begin : end - stages; i < end; ++i) ptx::mbarrier_wait(full + (i - begin) % stages * 8, ((i - begin) / stages) & 1);
-#else
-  (void)pages, (void)ids, (void)count;
-#endif
-}
 
 template <int Kind>
 __global__ void fill_pages(std::uint8_t* pages, long long bytes, int page_bytes, int value_bytes) {
@@ -100,6 +64,9 @@ struct Shape {
   std::vector<int> lengths;
 };
 std::vector<int> uniform(int batch, int length) { return std::vector<int>(static_cast<std::size_t>(batch), length); }
+
+std::FILE* csv = nullptr;
+bool all_right = true;
 
 template <class P>
 class Bench {
@@ -173,20 +140,23 @@ class Bench {
       a.logits_stride = stride;
       return a;
     };
-    constexpr int floor_shared = 4 * static_cast<int>(P::page_bytes) + 64;
-    KVIRE_BENCH_CHECK(cudaFuncSetAttribute(read_pages<P::page_bytes>, cudaFuncAttributeMaxDynamicSharedMemorySize, floor_shared));
     const int repeats = 9;
-    const int floor_ctas = static_cast<int>(std::min<long long>(used, sms_ * std::min(4, 220000 / floor_shared)));
     const double floor = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) {
-      read_pages<P::page_bytes><<<floor_ctas, 32, floor_shared, s>>>(reinterpret_cast<const std::byte*>(pages_), d_flat + used * l, static_cast<int>(used));
-      KVIRE_BENCH_CHECK(cudaGetLastError());
+      launch_read_pages<static_cast<int>(P::page_bytes)>(reinterpret_cast<const std::byte*>(pages_), d_flat + used * l, static_cast<int>(used), sms_, s);
     });
+    long long tokens = 0;
+    for (const int n : shape.lengths) tokens += n;
     std::printf("%-5s %-12s n%d  floor %8.2f us (%6.0f GB/s)", format, shape.name, next_n, floor, static_cast<double>(used) * P::page_bytes / floor * 1e-3);
     for (const Variant& v : variants) {
       KVIRE_BENCH_CHECK(cudaMemset(d_out, 0xFF, static_cast<std::size_t>(out * launches) * 4));
       const double us = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(v.launch(arguments(l), sms_, s, v.overlap)); });
       const bool right = verify(arguments(launches - 1), shape, next_n);
       std::printf(" | %s %8.2f %5.1f%%%s", v.name, us, floor / us * 100, right ? "" : " WRONG");
+      all_right = all_right && right;
+      if (csv != nullptr) {
+        std::fprintf(csv, "%s,%s,%s,%d,%lld,%.3f,%.3f,%.4f,%.0f,%.1f,%d\n", format, v.name, shape.name, next_n, tokens, floor, us, floor / us,
+                     static_cast<double>(used) * P::page_bytes / us * 1e-3, 2e-6 * heads * dim * next_n * static_cast<double>(tokens) / us, right ? 1 : 0);
+      }
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -261,25 +231,26 @@ class Bench {
   std::vector<int> order_;
 };
 
-template <class P, int NextN, int Stages, int Ctas, int Together = 1, bool Firm = false>
-Variant variant(const char* name, bool overlap = false) {
-  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::LogitsShape<Stages, Ctas, Together, Firm>>, overlap};
-}
-
 template <class P, int NextN>
 Variant usual(const char* name, bool overlap = false) {
   return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN>, overlap};
 }
 
-template <class P, int NextN, int Tiles, int Ctas>
+template <class P, int NextN>
 Variant portable(const char* name) {
-  return {name, [](const sm90::LogitsArguments& a, int sms, cudaStream_t s, bool) { return sm80::launch_logits<P, Bench<P>::query, 64, NextN, Tiles, Ctas>(a, sms, s); }};
+  return {name, [](const sm90::LogitsArguments& a, int sms, cudaStream_t s, bool) { return sm80::launch_logits<P, Bench<P>::query, 64, NextN>(a, sms, s); }};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
+  if (argc > 2) {
+    csv = std::fopen(argv[2], "w");
+    if (csv == nullptr) return std::fprintf(stderr, "cannot write %s\n", argv[2]), 1;
+    std::fprintf(csv, "keys,kernel,shape,query_tokens,tokens,floor_us,us,share_of_floor,gb_per_s,tflops,right\n");
+  }
+  const auto wanted = [&](const char* set) { return what == "all" || what == set; };
   Timer timer;
   std::vector<Shape> shapes;
   for (const int batch : {1, 8, 64}) {
@@ -306,43 +277,40 @@ int main(int argc, char** argv) {
     ragged.push_back({"8 of .1-4k", between(8, 100, 4096)});
   }
   const Shape big{"64 x 32k", uniform(64, 32768)};
-  if (what == "all" || what == "fp8") {
+  if (wanted("fp8") || wanted("ragged")) {
     Bench<Fp8> bench(timer);
-    const std::vector<Variant> one = {usual<Fp8, 1>("kvire"), usual<Fp8, 1>("dependent launch", true)};
-    const std::vector<Variant> two = {usual<Fp8, 2>("kvire"), usual<Fp8, 2>("dependent launch", true)};
-    for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
-    for (const Shape& s : ragged) bench.run(s, 1, one, "fp8");
-    for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
+    const std::vector<Variant> one = {usual<Fp8, 1>("hopper"), usual<Fp8, 1>("hopper, overlap", true)};
+    const std::vector<Variant> two = {usual<Fp8, 2>("hopper"), usual<Fp8, 2>("hopper, overlap", true)};
+    if (wanted("fp8")) {
+      for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
+      for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
+    }
+    if (wanted("ragged")) {
+      for (const Shape& s : ragged) bench.run(s, 1, one, "fp8");
+    }
   }
   if (what == "profile") {  // two launches worth a profiler's look
     Bench<Fp8> bench(timer);
-    bench.run(big, 2, {usual<Fp8, 2>("kvire")}, "fp8");
-    bench.run(big, 1, {usual<Fp8, 1>("kvire")}, "fp8");
+    bench.run(big, 2, {usual<Fp8, 2>("hopper")}, "fp8");
+    bench.run(big, 1, {usual<Fp8, 1>("hopper")}, "fp8");
   }
-  if (what == "all" || what == "portable") {
-    Bench<Fp8> bench(timer);
-    for (const Shape& s : {shapes[0], big}) bench.run(s, 1, {portable<Fp8, 1, 2, 2>("portable"), portable<Fp8, 1, 3, 2>("port3x2"), portable<Fp8, 1, 4, 2>("port4x2")}, "fp8");
-    bench.run(big, 2, {portable<Fp8, 2, 2, 2>("portable")}, "fp8");
-  }
-  if (what == "all" || what == "portable") {
+  if (wanted("bf16")) {
     Bench<Bf16> bench(timer);
-    for (const Shape& s : {shapes[0], big}) bench.run(s, 1, {portable<Bf16, 1, 1, 3>("portable"), portable<Bf16, 1, 2, 2>("port2x2")}, "bf16");
+    for (const Shape& s : shapes) bench.run(s, 1, {usual<Bf16, 1>("hopper"), usual<Bf16, 1>("hopper, overlap", true)}, "bf16");
+    for (const Shape& s : shapes) bench.run(s, 2, {usual<Bf16, 2>("hopper"), usual<Bf16, 2>("hopper, overlap", true)}, "bf16");
   }
-  if (what == "all" || what == "portable") {
+  if (wanted("fp4")) {
     Bench<Fp4> bench(timer);
-    bench.run(big, 1, {portable<Fp4, 1, 2, 2>("portable")}, "fp4");
+    for (const Shape& s : shapes) bench.run(s, 1, {usual<Fp4, 1>("hopper"), usual<Fp4, 1>("hopper, overlap", true)}, "fp4");
   }
-  if (what == "all" || what == "bf16") {
-    Bench<Bf16> bench(timer);
-    const std::vector<Variant> one = {usual<Bf16, 1>("kvire"), usual<Bf16, 1>("dependent launch", true), variant<Bf16, 1, 3, 3, 1, true>("3x3f"), variant<Bf16, 1, 2, 3, 1, true>("2x3f")};
-    const std::vector<Variant> two = {usual<Bf16, 2>("kvire"), usual<Bf16, 2>("dependent launch", true)};
-    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "bf16");
-    for (const Shape& s : {shapes[4], big}) bench.run(s, 2, two, "bf16");
+  if (wanted("portable")) {
+    for (const Shape& s : {shapes[0], big}) {
+      Bench<Fp8>(timer).run(s, 1, {portable<Fp8, 1>("portable")}, "fp8");
+      Bench<Bf16>(timer).run(s, 1, {portable<Bf16, 1>("portable")}, "bf16");
+      Bench<Fp4>(timer).run(s, 1, {portable<Fp4, 1>("portable")}, "fp4");
+    }
+    Bench<Fp8>(timer).run(big, 2, {portable<Fp8, 2>("portable")}, "fp8");
   }
-  if (what == "all" || what == "fp4") {
-    Bench<Fp4> bench(timer);
-    const std::vector<Variant> one = {usual<Fp4, 1>("kvire"), usual<Fp4, 1>("dependent launch", true)};
-    for (const Shape& s : {shapes[0], shapes[1], shapes[4], big}) bench.run(s, 1, one, "fp4");
-  }
-  return 0;
+  if (csv != nullptr) std::fclose(csv);
+  return all_right ? 0 : 1;
 }

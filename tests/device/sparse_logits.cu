@@ -8,36 +8,45 @@ using Fp8 = Fp8WithScale<64, 128>;
 using Bf16 = Bf16Contiguous<64, 128>;
 using Fp4 = Fp4WithScale<64, 128>;
 
+// Every page size, head dim, number of heads and of query tokens of each format, in pairs rather than all together.
 TEST_CASE("fp8 logits of random shapes agree with float64") {
   random_shapes<Fp8, Element::e4m3, 64, 1>(2e-4);
   random_shapes<Fp8, Element::e4m3, 64, 2>(2e-4);
   random_shapes<Fp8, Element::e4m3, 64, 3>(2e-4);
+  random_shapes<Fp8, Element::e4m3, 64, 4>(2e-4);
+  random_shapes<Fp8, Element::e4m3, 32, 5>(2e-4);
   random_shapes<Fp8, Element::e4m3, 64, 6>(2e-4);
   random_shapes<Fp8, Element::e4m3, 32, 1>(2e-4);
 }
 
-TEST_CASE("fp8 logits with pages of 32 and 128 tokens") {
+TEST_CASE("fp8 logits of other pages and keys agree with float64") {
   random_shapes<Fp8WithScale<32, 128>, Element::e4m3, 64, 1>(2e-4);
   random_shapes<Fp8WithScale<128, 128>, Element::e4m3, 64, 2>(2e-4);
-}
-
-TEST_CASE("logits of interleaved fp8 pages and of 64-element keys") {
+  random_shapes<Fp8WithScale<64, 64>, Element::e4m3, 32, 4>(2e-4);
+  random_shapes<Fp8WithScale<32, 64>, Element::e4m3, 64, 2>(2e-4);
+  random_shapes<Fp8WithScale<128, 64>, Element::e4m3, 64, 1>(2e-4);
   random_shapes<Fp8WithScaleInterleaved<64, 128>, Element::e4m3, 64, 1>(2e-4);
-  random_shapes<Fp8WithScale<64, 64>, Element::e4m3, 64, 1>(2e-4);
-  random_shapes<Bf16Contiguous<64, 64>, Element::bf16, 64, 1>(1e-4);
-  random_shapes<Fp4WithScale<128, 64>, Element::e4m3, 64, 1>(2e-4);
+  random_shapes<Fp8WithScaleInterleaved<32, 64>, Element::e4m3, 32, 2>(2e-4);
 }
 
 TEST_CASE("bf16 logits of random shapes agree with float64") {
   random_shapes<Bf16, Element::bf16, 64, 1>(1e-4);
   random_shapes<Bf16, Element::bf16, 64, 2>(1e-4);
-  random_shapes<Bf16, Element::bf16, 32, 1>(1e-4);
+  random_shapes<Bf16, Element::bf16, 32, 3>(1e-4);
+  random_shapes<Bf16Contiguous<32, 128>, Element::bf16, 32, 1>(1e-4);
+  random_shapes<Bf16Contiguous<128, 128>, Element::bf16, 64, 4>(1e-4);
+  random_shapes<Bf16Contiguous<64, 64>, Element::bf16, 64, 1>(1e-4);
+  random_shapes<Bf16Contiguous<128, 64>, Element::bf16, 64, 6>(1e-4);
+  random_shapes<Bf16, Element::bf16, 64, 6>(1e-4);
 }
 
 TEST_CASE("fp4 logits of random shapes agree with float64") {
   random_shapes<Fp4, Element::e4m3, 64, 1>(2e-4);
   random_shapes<Fp4, Element::e4m3, 64, 2>(2e-4);
+  random_shapes<Fp4WithScale<32, 128>, Element::e4m3, 32, 5>(2e-4);
+  random_shapes<Fp4WithScale<128, 64>, Element::e4m3, 64, 1>(2e-4);
   random_shapes<Fp4, Element::bf16, 64, 1>(1e-4);
+  random_shapes<Fp4WithScale<128, 128>, Element::bf16, 32, 2>(1e-4);
 }
 
 TEST_CASE("fp4 keys whose blocks span more binades than e4m3 has") {
@@ -59,7 +68,9 @@ TEST_CASE("fp4 keys whose blocks span more binades than e4m3 has") {
 TEST_CASE("logits have the same bits on every run, over any number of SMs, and alone") {
   same_bits<Fp8, Element::e4m3, 64, 1>(20);
   same_bits<Fp8, Element::e4m3, 64, 2>(20);
+  same_bits<Fp8, Element::e4m3, 64, 3>(20);
   same_bits<Bf16, Element::bf16, 64, 1>(20);
+  same_bits<Fp4, Element::e4m3, 64, 1>(20);
 }
 
 TEST_CASE("ids beyond the pool are skipped and counted, NaN keys score -inf and are counted") {

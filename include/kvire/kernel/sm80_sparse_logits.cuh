@@ -270,6 +270,7 @@ struct Cursor {
 /// Grid: any number of CTAs; block: 128 threads; dynamic shared memory: Plan::shared_bytes.
 template <class P, Element Query, int Heads, int NextN, int Tiles, int Ctas>
 __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant__ LogitsArguments a) {
+#if KVIRE_DEVICE_ARCH >= 800
   using Plan = LogitsPlan<P, Query, Heads, NextN, Tiles, Ctas>;
   extern __shared__ __align__(128) unsigned char memory[];
   const kstd::uint32_t shared = ptx::shared_address(memory);
@@ -364,12 +365,24 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
       }
     }
   }
+#else
+  (void)a;
+  __trap();
+#endif
 }
 
-/// Launches the kernel on `stream`, with at most `sms` times Plan::ctas_per_sm CTAs.
-template <class P, Element Query, int Heads, int NextN, int Tiles = P::template element_of<role::Value> == Element::bf16 ? 1 : 2,
-          int Ctas = P::template element_of<role::Value> == Element::bf16 ? 3 : 2>
-cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream) {  // Tiles: in hand at a time; Ctas: that share an SM
+template <class P>
+inline constexpr int default_tiles = P::template element_of<role::Value> == Element::bf16 ? 1 : 2;
+template <class P>
+inline constexpr int default_ctas = P::template element_of<role::Value> == Element::bf16 ? 3 : 2;
+
+/// Dynamic shared memory of a CTA of the default shape, bytes.
+template <class P, Element Query, int Heads, int NextN>
+inline constexpr int shared_bytes = LogitsPlan<P, Query, Heads, NextN, default_tiles<P>, default_ctas<P>>::shared_bytes;
+
+/// Launches the kernel on `stream`, with at most `sms` times Ctas CTAs. Tiles: of 64 tokens, in hand at a time; Ctas: that share an SM.
+template <class P, Element Query, int Heads, int NextN, int Tiles = default_tiles<P>, int Ctas = default_ctas<P>>
+cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream) {
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Tiles, Ctas>;
   auto* kernel = &logits_kernel<P, Query, Heads, NextN, Tiles, Ctas>;

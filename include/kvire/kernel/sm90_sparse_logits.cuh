@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <kvire/codec/float_bits.hpp>
+#include <kvire/kernel/fp4_operand.cuh>
+#include <kvire/kernel/logits_math.cuh>
+#include <kvire/kernel/logits_share.cuh>
 #include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/ptx/wgmma.cuh>
 #include <kvire/kernel/tuning.hpp>
@@ -21,38 +25,32 @@ KVIRE_NAMESPACE_BEGIN
 /// the page as it lies in memory. No tensor map is needed, so any page stride that is a multiple of 16 bytes will do.
 namespace sm90 {
 
-inline constexpr int tile_tokens = 64;
 inline constexpr int group_threads = 128;
 
-/// What the kernel reads. Plain pointers to device memory; lengths in cached tokens. Rows are (batch, query token) pairs.
-struct LogitsArguments {
-  const kstd::byte* pages = nullptr;      ///< page 0 of the layer
-  kstd::int64_t page_stride = 0;          ///< bytes, a multiple of 16
-  kstd::int32_t page_count = 0;           ///< ids at or above are skipped and counted
-  kstd::int32_t batch = 0;                ///< B
-  const void* queries = nullptr;          ///< [B][next_n][heads][dim], 16-byte aligned
-  const float* weights = nullptr;         ///< [B][next_n][heads], 16-byte aligned
-  const kstd::int32_t* page_table = nullptr;  ///< [B][table_stride]; negative: no page, scores -inf
-  kstd::int64_t table_stride = 0;         ///< elements
-  kstd::int32_t table_width = 0;          ///< entries of a row that may be read
-  const kstd::int32_t* lengths = nullptr;  ///< [B], or [B][next_n] if lengths_per_query; one length is the last query token's, each earlier one sees one less
-  bool lengths_per_query = false;
-  float* logits = nullptr;                ///< [B * next_n][logits_stride]
-  kstd::int64_t logits_stride = 0;        ///< elements
-  unsigned long long* bad_pages = nullptr;   ///< counts page ids at or above page_count; may be null
-  unsigned long long* nan_logits = nullptr;  ///< counts logits that were NaN, written as -inf; may be null
+/// The pages of a layer as a tensor map: bytes of a key, tokens, pages.
+struct alignas(128) KeyMap {
+  unsigned char bytes[128];
 };
 
-/// How a CTA is built: stages of the ring, CTAs that share an SM, query tokens of one product (1 or 2), and whether the operand is complete
-/// before the product's fence (one fence, against one more whenever the compiler moves part of it behind).
-template <int Stages, int CtasPerSm, int Together = 1, bool Firm = false>
+/// How a CTA is built. Stages: of the ring of tiles. CtasPerSm: CTAs that share an SM. Swizzled: keys are an operand in shared memory, brought there by
+/// tensor copies, instead of registers. Together: query tokens of a product, 1 or 2. Resident: weights stay in registers, if there are at most two
+/// query tokens.
+template <int Stages, int CtasPerSm, bool Swizzled = false, int Together = 1, bool Resident = false>
 struct LogitsShape {
-  static constexpr bool firm = Firm;
-  static constexpr int together = Together;
   static constexpr int stages = Stages;
   static constexpr int ctas_per_sm = CtasPerSm;
+  static constexpr bool swizzled = Swizzled;
+  static constexpr int together = Together;
+  static constexpr bool resident = Resident;
+  static constexpr bool best = false;
   static constexpr int threads = group_threads + 32;
   static_assert(require_tuning<LogitsShape, (Stages <= 32)>());  // a lane of the producer sets up each
+};
+
+/// The same shape in a kernel that also fills LogitsArguments::group_best.
+template <class Shape>
+struct KeepBest : Shape {
+  static constexpr bool best = true;
 };
 
 /// What the kernel asks of a page.
@@ -60,11 +58,30 @@ struct LogitsReader {
   static constexpr ReaderNeeds needs{.page_multiple = 16, .vector_bytes = 0, .least_tokens = 32, .most_tokens = 128};
 };
 
+/// Whether the bytes of a page are where the kernel looks for them: tiles and pages divide each other, keys of one field start the page, and scales
+/// follow each key, or all keys, without padding.
+template <class P>
+constexpr bool in_order() {
+  constexpr int key = P::template count_of<role::Value> * bits(P::template element_of<role::Value>) / 8;  // bytes
+  constexpr auto pitch = P::template offset<role::Value>(1) - P::template offset<role::Value>(0);
+  if constexpr (P::template count_of<role::Value> != P::dim || P::template offset<role::Value>(0) != 0) {
+    return false;
+  } else if constexpr (tile_tokens % P::tokens_per_page != 0 && P::tokens_per_page % tile_tokens != 0) {
+    return false;
+  } else if constexpr (P::template has<role::Scale>) {
+    constexpr int scale = P::template count_of<role::Scale> * bits(P::template element_of<role::Scale>) / 8;
+    constexpr auto scale_pitch = P::template offset<role::Scale>(1) - P::template offset<role::Scale>(0);
+    return pitch == key ? P::template offset<role::Scale>(0) == pitch * P::tokens_per_page && scale_pitch == scale
+                        : P::template offset<role::Scale>(0) == key && pitch == key + scale;
+  } else {
+    return pitch == key;
+  }
+}
+
 template <class P, Element Query, int Heads, int NextN, class Shape>
 struct LogitsPlan {
   static constexpr Element key = P::template element_of<role::Value>;
   static constexpr int next_n = NextN;
-  static constexpr bool firm = Shape::firm;
   static constexpr int dim = P::template count_of<role::Value>;
   static constexpr int tokens = P::tokens_per_page;
   static constexpr bool scaled = P::template has<role::Scale>;
@@ -85,11 +102,16 @@ struct LogitsPlan {
   static constexpr bool interleaved = key_pitch != key_row;
   static constexpr bool scale_plane = scaled && !interleaved;
   static constexpr int steps = query_row / 32;
+  // Keys as an operand in shared memory: planes of rows as wide as a swizzle. K in the order of memory, elsewhere in that of load_keys.
+  static constexpr bool swizzled = Shape::swizzled && !interleaved && !fp4;
+  static constexpr int width = key_row < 128 ? key_row : 128;
+  static constexpr int plane_bytes = tile_tokens * width;
   static constexpr int columns = Heads / 2;  // accumulators of a thread and query token
 
   static constexpr int value_bytes = tile_tokens * key_pitch;
   static constexpr int tile_bytes = value_bytes + (scale_plane ? tile_tokens * scale_row : 0);
-  static constexpr int stage_bytes = (tile_bytes + 127) / 128 * 128;
+  static constexpr int stage_bytes = swizzled ? value_bytes : (tile_bytes + 127) / 128 * 128;
+  static constexpr int scale_bytes = tile_tokens * scale_row;
   static constexpr int query_bytes = Heads * query_row;
   static constexpr int pages_per_tile = tokens < tile_tokens ? tile_tokens / tokens : 1;
   static constexpr int tiles_per_page = tokens > tile_tokens ? tokens / tile_tokens : 1;
@@ -97,251 +119,50 @@ struct LogitsPlan {
   static constexpr bool whole_page = tokens == tile_tokens && P::page_bytes == tile_bytes;
 
   static_assert(require_tuning<LogitsPlan, Heads == 32 || Heads == 64>());
-  static_assert(require_tuning<LogitsPlan, key_pitch == key_row + (interleaved ? scale_row : 0)>());
+  static_assert(require_tuning<LogitsPlan, in_order<P>()>());
   static_assert(require_tuning<LogitsPlan, blocks == (fp4 ? dim / 32 : key == Element::e4m3 ? 1 : 0) && (key == Element::e2m1 || key == Query)>());
 
   // Shared memory. Weights: each lane of a quad its heads, 16 bytes apart for the banks.
   static constexpr int weight_run = Heads + 16;
   static constexpr int queries_at = 0;
   static constexpr int stages_at = queries_at + NextN * query_bytes;
-  static constexpr int weights_at = stages_at + Shape::stages * stage_bytes;
+  static constexpr int scales_at = stages_at + Shape::stages * stage_bytes;  // if apart from the keys
+  static constexpr int weights_at = scales_at + (swizzled ? Shape::stages * scale_bytes : 0);
   static constexpr int meta_at = weights_at + NextN * 4 * weight_run;
   static constexpr int full_at = meta_at + Shape::stages * 16;
   static constexpr int empty_at = full_at + Shape::stages * 8;
   static constexpr int visible_at = empty_at + Shape::stages * 8;
   static constexpr int codes_at = (visible_at + NextN * 4 + 15) / 16 * 16;
   static constexpr int shared_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
-  static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024)>());
+  static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024 && NextN % Shape::together == 0)>());
+  static_assert(require_tuning<LogitsPlan, (!swizzled || stages_at % (8 * width) == 0)>());
 };
 
 namespace detail {
 
 using ptx::Words4;
 
-KVIRE_DEVICE KVIRE_INLINE float fma_exact(float a, float b, float c) {
-  float d;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
-  return d;
-}
-KVIRE_DEVICE KVIRE_INLINE float add_exact(float a, float b) {
-  float d;
-  asm("add.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
-  return d;
-}
-KVIRE_DEVICE KVIRE_INLINE float mul_exact(float a, float b) {
-  float d;
-  asm("mul.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
-  return d;
-}
-/// 2 relu(x), exact: x + |x| goes to the wide FMA pipe, where max(x, 0) would go to the half-rate one.
-KVIRE_DEVICE KVIRE_INLINE float twice_relu(float x) {
-  float d;
-  asm("{\n.reg .f32 m;\nabs.f32 m, %1;\nadd.rn.f32 %0, %1, m;\n}" : "=f"(d) : "f"(x));
-  return d;
-}
-
-/// Four bytes picked from the eight of low and high by the nibbles of `select`, all below 8.
-KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t permute(kstd::uint32_t low, kstd::uint32_t high, kstd::uint32_t select) {
-  kstd::uint32_t d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(select));
-  return d;
-}
-
-struct Share {
-  int row = -1;   // first row
-  int tile = 0;   // first tile within it
-  int tiles = 0;  // tiles of this CTA
-};
-
-/// Tokens that the table and the output have room for, whatever the lengths say.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE int clamp_length(const LogitsArguments& a, int length) {
-  const kstd::int64_t pages = static_cast<kstd::int64_t>(a.table_width) * Plan::tokens;
-  const kstd::int64_t most = pages < a.logits_stride ? pages : a.logits_stride;
-  return length <= 0 ? 0 : static_cast<kstd::int64_t>(length) > most ? static_cast<int>(most) : length;
-}
-/// Tokens that a query token of a row sees.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE int visible_tokens(const LogitsArguments& a, int row, int query) {
-  if (a.lengths_per_query) return clamp_length<Plan>(a, __ldg(a.lengths + static_cast<kstd::int64_t>(row) * Plan::next_n + query));
-  return clamp_length<Plan>(a, __ldg(a.lengths + row) - (Plan::next_n - 1 - query));
-}
-/// Tokens that any query token of a row sees.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE int row_tokens(const LogitsArguments& a, int row) {
-  int most = visible_tokens<Plan>(a, row, Plan::next_n - 1);
-  if (a.lengths_per_query) {
-    for (int q = 0; q + 1 < Plan::next_n; ++q) {
-      const int v = visible_tokens<Plan>(a, row, q);
-      most = v > most ? v : most;
-    }
-  }
-  return most;
-}
-KVIRE_DEVICE KVIRE_INLINE int tiles_of(int tokens) { return (tokens + tile_tokens - 1) / tile_tokens; }
-
-KVIRE_DEVICE KVIRE_INLINE int inclusive_scan(int x, int lane) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const int y = __shfl_up_sync(~0U, x, d);
-    if (lane >= d) x += y;
-  }
-  return x;
-}
-
-/// Part `index` of `total` things dealt to `count`: the first ones get one more.
-KVIRE_DEVICE KVIRE_INLINE void split(unsigned total, unsigned index, unsigned count, int& begin, int& size) {
-  const unsigned each = total / count;
-  const unsigned more = total - each * count;
-  begin = static_cast<int>(each * index + (index < more ? index : more));
-  size = static_cast<int>(each + (index < more ? 1U : 0U));
-}
-
-/// The contiguous share of CTA `index` of `count`; called by one warp, the same answer in all lanes. Rows are dealt to lanes in runs, so that
-/// a few thousand rows cost one pass and one scan.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE Share find_share(const LogitsArguments& a, int lane, unsigned index, unsigned count) {
-  Share share;
-  int begin;
-  if (a.batch <= 32) {
-    const int mine = lane < a.batch ? tiles_of(row_tokens<Plan>(a, lane)) : 0;
-    const int through = inclusive_scan(mine, lane);
-    split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
-    const unsigned past = __ballot_sync(~0U, through > begin);
-    if (share.tiles == 0) return share;
-    share.row = __ffs(static_cast<int>(past)) - 1;
-    share.tile = begin - __shfl_sync(~0U, through - mine, share.row);
-    return share;
-  }
-  const int run = (a.batch + 31) / 32;
-  const int first = lane * run;
-  const int last = first + run < a.batch ? first + run : a.batch;
-  int sum = 0;
-#pragma unroll 4
-  for (int row = first; row < last; ++row) sum += tiles_of(row_tokens<Plan>(a, row));
-  int through = inclusive_scan(sum, lane);
-  split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
-  if (share.tiles == 0) return share;
-  const int owner = __ffs(static_cast<int>(__ballot_sync(~0U, through > begin))) - 1;
-  int before = __shfl_sync(~0U, through - sum, owner);
-  for (int base = owner * run;; base += 32) {
-    const int row = base + lane;
-    const int mine = row < (owner + 1) * run && row < a.batch ? tiles_of(row_tokens<Plan>(a, row)) : 0;
-    through = before + inclusive_scan(mine, lane);
-    const unsigned past = __ballot_sync(~0U, through > begin);
-    if (past != 0) {
-      const int at = __ffs(static_cast<int>(past)) - 1;
-      share.row = base + at;
-      share.tile = begin - __shfl_sync(~0U, through - mine, at);
-      return share;
-    }
-    before = __shfl_sync(~0U, through, 31);
-  }
-}
-
-/// Index in its row of the i-th page of a tile.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE int page_of(int tile, int i) {
-  return Plan::tiles_per_page > 1 ? tile / Plan::tiles_per_page : tile * Plan::pages_per_tile + i;
-}
-
-/// Up to 32 consecutive tiles of one row; lane i holds the page ids of tile i.
-template <int Ids>
-struct Segment {
-  int row = 0;
-  int tile = 0;
-  int tiles = 0;
-  int length = 0;  // tokens of the row
-  int id[Ids] = {};
-};
-
-/// Page ids of the share this CTA would own were all rows as long as the table is wide, read while the lengths are still on their way.
-template <class Plan>
-struct Guess {
-  int row = -1;
-  int tile = 0;
-  int id[Plan::pages_per_tile] = {};
-
-  KVIRE_DEVICE KVIRE_INLINE Guess(const LogitsArguments& a, int lane, int guessed_row, int guessed_tile) : row(guessed_row), tile(guessed_tile) {
-    const kstd::int32_t* table = a.page_table + a.table_stride * row;
-#pragma unroll
-    for (int i = 0; i < Plan::pages_per_tile; ++i) {
-      const int page = page_of<Plan>(tile + lane, i);
-      if (page < a.table_width) id[i] = __ldg(table + page);
-    }
-  }
-};
-
-/// Walks a share segment by segment; one warp.
-template <class Plan>
-struct Walk {
-  static constexpr int ids = Plan::pages_per_tile;
-  const LogitsArguments& a;
-  int lane;
-  int row, tile, left;
-  int chunk, lengths;  // lane i: tokens of row chunk + i
-
-  KVIRE_DEVICE KVIRE_INLINE Walk(const LogitsArguments& arguments, int l, Share share)
-      : a(arguments), lane(l), row(share.row), tile(share.tile), left(share.tiles), chunk(0), lengths(0) {
-    if (left > 0) load_chunk();
-  }
-  KVIRE_DEVICE KVIRE_INLINE void load_chunk() {
-    chunk = row;
-    lengths = row + lane < a.batch ? row_tokens<Plan>(a, row + lane) : 0;
-  }
-  /// False when the share is used up.
-  KVIRE_DEVICE KVIRE_INLINE bool next(Segment<ids>& s, const Guess<Plan>* guess = nullptr) {
-    if (left == 0) return false;
-    for (;;) {
-      if (row - chunk >= 32) load_chunk();
-      s.length = __shfl_sync(~0U, lengths, row - chunk);
-      const int rest = tiles_of(s.length) - tile;
-      if (rest > 0) {
-        s.tiles = rest < left ? rest : left;
-        if (s.tiles > 32) s.tiles = 32;
-        break;
-      }
-      ++row;
-      tile = 0;
-    }
-    s.row = row;
-    s.tile = tile;
-    const kstd::int32_t* table = a.page_table + a.table_stride * row;
-#pragma unroll
-    for (int i = 0; i < ids; ++i) {
-      const int page = page_of<Plan>(tile + lane, i);
-      const bool wanted = lane < s.tiles && page * Plan::tokens < s.length;
-      int id = -1;
-      if (guess != nullptr && guess->row == row && guess->tile == tile) {
-        id = wanted ? guess->id[i] : -1;
-      } else if (wanted) {
-        id = __ldg(table + page);
-      }
-      const bool counted = id >= a.page_count && (Plan::tiles_per_page == 1 || (tile + lane) % Plan::tiles_per_page == 0);
-      if (counted && a.bad_pages != nullptr) atomicAdd(a.bad_pages, 1ULL);
-      s.id[i] = id >= a.page_count ? -1 : id;
-    }
-    tile += s.tiles;
-    left -= s.tiles;
-    return true;
-  }
-};
-
 template <class P, Element Query, int Heads, int NextN>
 struct DefaultShape {
+  static constexpr Element key = P::template element_of<role::Value>;
+  static constexpr bool planar = P::template offset<role::Value>(1) * 8 == P::dim * bits(key);
+  static constexpr bool lean = NextN == 1 && key == Element::e4m3;  // one product a tile: the cheapest start counts
+  static constexpr bool swizzled = planar && key != Element::e2m1 && !lean;
+  static constexpr int together = swizzled && NextN % 2 == 0 ? 2 : 1;
+  // Two query tokens a product, or keys of 32 words a lane, need the registers of three CTAs an SM; bf16 tiles fill memory's queue with three, too.
+  static constexpr int most = together == 2 || Query == Element::bf16 ? 3 : 4;
   template <int Stages, int Ctas>
-  using Try = LogitsPlan<P, Query, Heads, NextN, LogitsShape<Stages, Ctas>>;
-  // Twelve tiles in flight an SM, eight for fp8 keys and one query token: more only lengthen the queue before memory. Keys of 32 words a lane
-  // need the registers of three CTAs an SM.
-  static constexpr bool lean = NextN == 1 && P::template element_of<role::Value> == Element::e4m3;
-  static constexpr int flight = lean ? 8 : 12;
-  static constexpr int fixed = Try<1, 1>::shared_bytes - Try<1, 1>::stage_bytes;
-  static constexpr int stage = Try<1, 1>::stage_bytes + 32;
-  static constexpr int most = Query == Element::e4m3 ? 4 : 3;
+  using Try = LogitsShape<Stages, Ctas, swizzled, together, NextN <= 2 && !lean>;
+  template <int Stages>
+  static constexpr int bytes = LogitsPlan<P, Query, Heads, NextN, Try<Stages, 1>>::shared_bytes;
+  static constexpr int stage = bytes<2> - bytes<1>;
+  static constexpr int fixed = bytes<1> - stage + 64;
   static constexpr int stages_at(int ctas) { return ((227 * 1024) / ctas - 1024 - fixed) / stage; }
   static constexpr int ctas = stages_at(most) >= 2 ? most : stages_at(3) >= 2 ? 3 : stages_at(2) >= 2 ? 2 : 1;
+  // More tiles in flight than that only lengthen the queue before memory.
+  static constexpr int flight = lean ? 8 : swizzled && Query == Element::bf16 ? 6 : swizzled ? 9 : 12;
   static constexpr int stages = stages_at(ctas) < flight / ctas ? stages_at(ctas) : flight / ctas;
-  using type = LogitsShape<stages, ctas, 1, lean>;
+  using type = Try<stages, ctas>;
 };
 
 }  // namespace detail
@@ -354,7 +175,8 @@ using DefaultLogitsShape = typename detail::DefaultShape<P, Query, Heads, NextN>
 namespace detail {
 
 template <class Plan, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, const Guess<Plan>& guess, Share share, kstd::uint32_t shared, int lane) {
+KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, [[maybe_unused]] const KeyMap& map, const Guess<Plan>& guess, Share share, kstd::uint32_t shared,
+                                       int lane) {
   constexpr int ids = Plan::pages_per_tile;
   Walk<Plan> walk(a, lane, share);
   Segment<ids> now, next;
@@ -388,7 +210,18 @@ KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, const Guess<Pla
         for (int i = 0; i < ids; ++i) {
           if (id[i] < 0) continue;
           const kstd::byte* page = a.pages + a.page_stride * id[i];
-          if constexpr (Plan::whole_page) {
+          if constexpr (Plan::swizzled) {
+            constexpr int rows = tile_tokens / ids;
+            const int first = (now.tile + t) % Plan::tiles_per_page * tile_tokens;  // token of the page
+#pragma unroll
+            for (int x = 0; x < Plan::key_row; x += Plan::width) {
+              ptx::tensor_load(to + x / Plan::width * Plan::plane_bytes + i * rows * Plan::width, &map, x, first, id[i], full);
+            }
+            if constexpr (Plan::scaled) {
+              ptx::bulk_load(shared + Plan::scales_at + stage * Plan::scale_bytes + i * rows * Plan::scale_row,
+                             page + Plan::tokens * Plan::key_row + first * Plan::scale_row, rows * Plan::scale_row, full);
+            }
+          } else if constexpr (Plan::whole_page) {
             ptx::bulk_load(to, page, Plan::tile_bytes, full);
           } else {
             constexpr int rows = tile_tokens / ids;
@@ -442,6 +275,16 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
     const char* from = static_cast<const char*>(a.queries) + (first + q) * Plan::query_bytes;
     const kstd::uint32_t to = shared + Plan::queries_at + q * Plan::query_bytes;
     Words4 v[each];
+    if constexpr (Plan::swizzled) {
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        // lane: the column within a core, then blocks of 16 bytes of k, then blocks of 8 columns
+        const int at = i * group_threads + thread, r = at % 8, chunk = at / 8 % chunks, n = at / (8 * chunks);
+        v[i] = ptx::load_global4(from + (Heads / 4 * (r / 2) + 2 * n + r % 2) * Plan::query_row + chunk * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < each; ++i) ptx::store_shared4(to + (i * group_threads + thread) / 8 * 128 + thread % 8 * 16, v[i]);
+    } else {
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       // lane: which of the 4 lanes of a quad will own this chunk, and the column within a core; then blocks of 8 columns, then blocks of 4 chunks
@@ -463,6 +306,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
       ptx::store_shared(core + 128, v[i].y);
       ptx::store_shared(core + 256, v[i].z);
       ptx::store_shared(core + 384, v[i].w);
+    }
     }
   }
 #pragma unroll
@@ -488,23 +332,28 @@ KVIRE_DEVICE KVIRE_INLINE void load_weights(float (&w)[Plan::columns / 2], kstd:
   }
 }
 
-/// This lane's part of a tile as operand A: rows g and g + 8 of its warp, k in the order that load_row gave the queries.
+/// Where this lane's part of a tile starts, bytes from the tile: row g of its warp, and of that the chunk it reads first.
 template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t stage, int warp, int lane) {
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t key_offset(int warp, int lane) {
   const int g = lane / 4, c = lane % 4;
+  return (warp * 16 + g) * Plan::key_pitch + c * 16 + (!Plan::interleaved && Plan::steps > 2 && g % 2 != 0 ? 64 : 0);
+}
+/// This lane's part of the tile as operand A, from its key_offset on: rows g and g + 8 of its warp, k in the order that load_row gave the queries.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t from, bool odd) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t row = stage + (warp * 16 + half * 8 + g) * Plan::key_pitch;
+    const kstd::uint32_t row = from + half * 8 * Plan::key_pitch;
     if constexpr (Plan::interleaved) {
       // Rows of an odd number of words: single words meet few bank conflicts.
 #pragma unroll
       for (int j = 0; j < Plan::steps; ++j) {
-        const kstd::uint32_t word = row + (c + 4 * (j / 2)) * 16 + j % 2 * 8;
+        const kstd::uint32_t word = row + 4 * (j / 2) * 16 + j % 2 * 8;
         k[j][half] = ptx::load_shared(word);
         k[j][half + 2] = ptx::load_shared(word + 4);
       }
     } else if constexpr (Plan::steps == 2) {  // 64-byte rows
-      const Words4 x = ptx::load_shared4(row + c * 16);
+      const Words4 x = ptx::load_shared4(row);
       k[0][half] = x.x;
       k[0][half + 2] = x.y;
       k[1][half] = x.z;
@@ -513,9 +362,8 @@ KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], ks
 #pragma unroll
       for (int pair = 0; pair < Plan::steps / 4; ++pair) {
         // Rows are a multiple of 128 bytes: neighbouring rows of one quarter-warp take the two 64-byte halves in opposite order, then swap.
-        const bool odd = g % 2 != 0;
-        const Words4 x = ptx::load_shared4(row + pair * 128 + (c + (odd ? 4 : 0)) * 16);
-        const Words4 y = ptx::load_shared4(row + pair * 128 + (c + (odd ? 0 : 4)) * 16);
+        const Words4 x = ptx::load_shared4(row + pair * 128);
+        const Words4 y = ptx::load_shared4(row + pair * 128 + (odd ? -64 : 64));
         const Words4 low = odd ? y : x;
         const Words4 high = odd ? x : y;
         k[4 * pair][half] = low.x;
@@ -530,92 +378,21 @@ KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], ks
     }
   }
 }
-
-/// The e4m3 codes of the eight e2m1 magnitudes times 2^(index - 9), for index 1 to 15, all exact; zeros for 0, NaN for 16.
-KVIRE_DEVICE KVIRE_INLINE void make_codes(kstd::uint32_t at, int index) {
-  kstd::uint32_t low = 0x3C383000U + 0x08080800U * static_cast<kstd::uint32_t>(index - 9);
-  kstd::uint32_t high = 0x4C484440U + 0x08080808U * static_cast<kstd::uint32_t>(index - 9);
-  if (index == 3) low = 0x0C080400U, high = 0x1C181410U;
-  if (index == 2) low = 0x06040200U, high = 0x14100C08U;
-  if (index == 1) low = 0x03020100U, high = 0x0C080604U;
-  if (index == 0) low = 0, high = 0;
-  if (index == 16) low = high = 0x7F7F7F7FU;
-  ptx::store_shared(at + index * 8, low);
-  ptx::store_shared(at + index * 8 + 4, high);
-}
-
-/// The same for e2m1 keys: lane c of a quad owns block c. The blocks' exponents are taken relative to the token's largest, and that one,
-/// as the factor of the token this lane finishes, is returned. e4m3 operands hold magnitudes times 2^-8 to 2^6 exactly; `lost` says that a
-/// block lay below that.
 template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4], bool (&lost)[2], kstd::uint32_t stage, kstd::uint32_t codes, int warp, int lane) {
-  const int g = lane / 4, c = lane % 4;
-  constexpr int n = Plan::key_row / 16;  // words of a lane and key: 8 elements each
-  kstd::uint32_t exponent[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t at = stage + Plan::value_bytes + (warp * 16 + half * 8 + g) * Plan::scale_row + c * Plan::blocks / 4;
-    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(exponent[half]) : "r"(at) : "memory");
-  }
-  kstd::uint32_t most = (exponent[0] == 255 ? 0 : exponent[0]) | (exponent[1] == 255 ? 0 : exponent[1]) << 16;
-  most = __vmaxu2(most, __shfl_xor_sync(~0U, most, 1));
-  most = __vmaxu2(most, __shfl_xor_sync(~0U, most, 2));
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t from = stage + (warp * 16 + half * 8 + g) * Plan::key_row + c * n * 4;
-    kstd::uint32_t words[n];
-    if constexpr (n == 4) {
-      const Words4 v = ptx::load_shared4(from);
-      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    } else {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from) : "memory");
-    }
-    const int below = static_cast<int>(exponent[half]) - static_cast<int>(most >> 16 * half & 0xFFFFU);  // at most 0
-    if constexpr (Plan::fp8) {
-      int index = below + 15 < 0 ? 0 : below + 15;
-      if (exponent[half] == 255) index = 16;
-      lost[half] = below < -14 && exponent[half] != 255;
-      kstd::uint32_t low, high;
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(codes + index * 8) : "memory");
-#pragma unroll
-      for (int u = 0; u < n; ++u) {
-        const kstd::uint32_t magnitude = words[u] & 0x77777777U;
-        const kstd::uint32_t a = permute(low, high, magnitude), b = permute(low, high, magnitude >> 16);
-        k[u][half] = permute(a, b, 0x6420) | (words[u] << 4 & 0x80808080U);      // elements 0, 2, 4, 6
-        k[u][half + 2] = permute(a, b, 0x7531) | (words[u] & 0x80808080U);  // 1, 3, 5, 7
-      }
-    } else {
-      // As bf16 subnormals and small normals the bits of e2m1 are its value times 2^-126.
-      const int biased = 253 + below;
-      kstd::uint32_t factor = biased < 1 ? 0 : static_cast<kstd::uint32_t>(biased) << 7;
-      if (exponent[half] == 255) factor = 0x7FC0;
-      factor |= factor << 16;
-#pragma unroll
-      for (int u = 0; u < n; ++u) {
-        const kstd::uint32_t w = words[u];
-        const kstd::uint32_t pairs[4] = {(w << 6 & 0x01C001C0U) | (w << 12 & 0x80008000U), (w << 2 & 0x01C001C0U) | (w << 8 & 0x80008000U),
-                                         (w >> 2 & 0x01C001C0U) | (w << 4 & 0x80008000U), (w >> 6 & 0x01C001C0U) | (w & 0x80008000U)};
-#pragma unroll
-        for (int r = 0; r < 4; ++r) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(k[2 * u + r / 2][half + 2 * (r % 2)]) : "r"(pairs[r]), "r"(factor));
-      }
-    }
-  }
-  const kstd::uint32_t top = c % 2 != 0 ? most >> 16 : most & 0xFFFFU;
-  if constexpr (Plan::fp8) return __uint_as_float(top > 6 ? (top - 6) << 23 : 1U << (top + 16));  // 2^(top - 127 - 6)
-  return __uint_as_float(top > 0 ? top << 23 : 0x400000U);
+KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t stage, int warp, int lane) {
+  load_keys<Plan>(k, stage + key_offset<Plan>(warp, lane), lane / 4 % 2 != 0);
 }
 
-/// The product of a tile with the queries at `query`, as many as d has columns for.
+/// Starts the product of the tile in `k` with the queries `offset` bytes from `queries`, as many as d has columns for.
 template <class Plan, int Columns>
-KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Columns], kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t query) {
-  if constexpr (Plan::firm) {
+KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t queries, int offset) {
+  // The operand complete before the fence, or the compiler adds fences of its own.
 #pragma unroll
-    for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
-  }
+  for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
   ptx::wgmma_fence();
 #pragma unroll
   for (int j = 0; j < Plan::steps; ++j) {
-    const kstd::uint64_t b = ptx::core_descriptor(query + j * 256, 128, 2 * Plan::steps * 128);
+    const kstd::uint64_t b = ptx::core_descriptor(queries, 128, 2 * Plan::steps * 128, offset + j * 256);
     if constexpr (Plan::fp8) {
       ptx::wgmma_e4m3(d, k[j], b, j != 0);
     } else {
@@ -623,8 +400,22 @@ KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[Columns], kstd::uint32_t (&k)
     }
   }
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
-  ptx::touch(d);
+}
+/// The same of a swizzled tile in shared memory.
+template <class Plan, int Columns>
+KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], const kstd::uint32_t& tile, kstd::uint32_t queries, int offset) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < Plan::steps; ++j) {
+    const kstd::uint64_t a = ptx::swizzled_descriptor<Plan::width>(tile, j * 32 / Plan::width * Plan::plane_bytes + j * 32 % Plan::width);
+    const kstd::uint64_t b = ptx::core_descriptor(queries, 128, 2 * Plan::steps * 128, offset + j * 256);
+    if constexpr (Plan::fp8) {
+      ptx::wgmma_e4m3(d, a, b, j != 0);
+    } else {
+      ptx::wgmma_bf16(d, a, b, j != 0);
+    }
+  }
+  ptx::wgmma_commit();
 }
 
 /// Weighted relu sums of this lane's columns, for its two rows; pairs of fixed order.
@@ -640,146 +431,192 @@ KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Columns], const float 
   high = add_exact(s[2], s[3]);
 }
 
-/// The logits of one token whose blocks span more binades than e4m3 has, in f32 by one warp: rare, and slow.
-template <class P, class Plan, int Heads>
-KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, kstd::uint32_t shared, int lane) {
-  const int id = __ldg(a.page_table + a.table_stride * row + token / Plan::tokens);
-  if (id < 0 || id >= a.page_count) return;
-  const kstd::byte* page = a.pages + a.page_stride * id;
-  const auto* key = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Value>(token % Plan::tokens));
-  const auto* scales = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Scale>(token % Plan::tokens));
-  // A block of zeros loses nothing. Lanes look at their bytes of the key.
-  int most = 0;
-  for (int b = 0; b < Plan::blocks; ++b) most = __ldg(scales + b) != 255 && __ldg(scales + b) > most ? __ldg(scales + b) : most;
-  bool numbers = false;
-  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (__ldg(key + i) & 0x77) != 0 && __ldg(scales + i / 16) != 255 && __ldg(scales + i / 16) + 14 < most;
-  if (!__any_sync(~0U, numbers)) return;
-  __syncwarp();  // after the fast path's store
-#pragma unroll 1
-  for (int q = 0; q < Plan::next_n; ++q) {
-    const kstd::int64_t at = static_cast<kstd::int64_t>(row) * Plan::next_n + q;
-    float sum = 0;
-#pragma unroll 1
-    for (int h = lane; h < Heads; h += 32) {
-      const auto* query = static_cast<const kstd::uint8_t*>(a.queries) + (at * Heads + h) * Plan::query_row;
-      float dot = 0;
-#pragma unroll 1
-      for (int d = 0; d < Plan::dim; ++d) {
-        const auto code = static_cast<kstd::uint8_t>(__ldg(key + d / 2) >> d % 2 * 4 & 15);
-        dot = fma_exact(f32_from_e4m3(__ldg(query + d)), mul_exact(f32_from_e2m1(code), f32_from_ue8m0(__ldg(scales + d / 32))), dot);
-      }
-      sum = fma_exact(twice_relu(dot), mul_exact(0.5F, __ldg(a.weights + at * Heads + h)), sum);
-    }
+/// A quarter of the heads of a lane's two rows, to the sum of all heads of one of them, for lanes with even c the low one.
+KVIRE_DEVICE KVIRE_INLINE float half_sum(float low, float high, int c) {
+  return add_exact(c % 2 != 0 ? high : low, __shfl_xor_sync(~0U, c % 2 != 0 ? low : high, 1));
+}
+
+/// Writes a logit from the sum over the heads. `at`: row and query token; `out`: its logits; `seen`: the tokens that it sees; `mine`: whether this lane
+/// writes it. Together: the query tokens of a warp's 16 tokens, lanes with c of 2 and 3 have the second.
+template <class Plan, class Shape>
+KVIRE_DEVICE KVIRE_INLINE void write_logit(const LogitsArguments& a, kstd::int64_t at, float* out, int token, int seen, float sum, float scale, bool missing, bool mine) {
+  float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
+  if (missing) logit = -__int_as_float(0x7F800000);
+  if (logit != logit) {
+    logit = -__int_as_float(0x7F800000);
+    if (mine && token < seen && a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
+  }
+  if (mine && token < seen) out[token] = logit;
+  if constexpr (Shape::best) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const kstd::uint32_t key = token < seen && !missing ? order_key(logit) : 0U;
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) sum = add_exact(sum, __shfl_xor_sync(~0U, sum, mask));
-    if (lane == 0 && token < static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)) && sum == sum) a.logits[at * a.logits_stride + token] = sum;
+    for (int t = 0; t < Shape::together; ++t) {
+      const bool of_t = Shape::together == 1 || lane % 4 / 2 == t;
+      const kstd::uint32_t best = __reduce_max_sync(~0U, of_t ? key : 0U);
+      if (lane == 2 * t && token < seen) a.group_best[at * ((a.logits_stride + 15) / 16) + token / 16] = best;  // lanes with the first token
+    }
   }
 }
 
+/// Keeps a lane's number in its register: the assembler would compute it again at every use.
+KVIRE_DEVICE KVIRE_INLINE int keep(int x, int lane) { return __shfl_sync(~0U, x, lane); }
+
 /// The consumer warpgroup: all tiles of the share. `row`: whose queries are in shared memory.
+///
+/// What counts here is the number of instructions: while an ordinary one reads its operands, the tensor cores do not read theirs, so the time of a
+/// tile is that of its products and of everything else, one after the other, however many warps there are.
 template <class P, class Plan, int Heads, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void consume(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
-  const int warp = thread / 32, lane = thread % 32, c = lane % 4;
-  const int local = warp * 16 + lane / 4 + c % 2 * 8;  // the token of a tile that this lane finishes
-  const kstd::uint32_t weights = shared + Plan::weights_at + c * Plan::weight_run;
-  constexpr int columns = Plan::columns;
+struct Consumer {
+  static constexpr int columns = Plan::columns;
+  static constexpr int next_n = Plan::next_n;
+  static constexpr int together = Shape::together;
+  static constexpr int products = next_n / together;  // of a tile
+  static constexpr bool few = next_n <= 2;            // what belongs to a query token stays in registers
+  static constexpr bool resident = Shape::resident && few;
+  using Sums = float[columns * together];
+
+  const LogitsArguments& a;
+  int row;
+  kstd::uint32_t shared;
+  int thread;
+  int lane = keep(thread % 32, thread);
+  int c = lane & 3;
+  int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
+  int local = first + c % 2 * 8;                                 // the one that it finishes
+  int key_at = keep(static_cast<int>(key_offset<Plan>(thread / 32, thread % 32)), thread);
   int stage = 0;
   kstd::uint32_t parity = 0;
-  float* out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
-  int visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));  // to the first query token
-  for (;;) {
-    ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
-    const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
-    if (static_cast<int>(meta.x) < 0) break;
-    if (static_cast<int>(meta.x) != row) {
-      row = static_cast<int>(meta.x);
-      out = a.logits + static_cast<kstd::int64_t>(row) * Plan::next_n * a.logits_stride;
-      ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
-      load_row<Plan, Heads>(a, row, shared, thread);
-      ptx::named_barrier(1, group_threads);
-      visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at));
-    }
-    const kstd::uint32_t at = shared + Plan::stages_at + stage * Plan::stage_bytes;
-    kstd::uint32_t keys[Plan::steps][4];
-    float scale = 1;
-    [[maybe_unused]] bool lost[2] = {false, false};
-    if constexpr (Plan::fp4) {
-      scale = load_fp4_keys<Plan>(keys, lost, at, shared + Plan::codes_at, warp, lane);
-    } else {
-      load_keys<Plan>(keys, at, warp, lane);
-      if constexpr (Plan::scaled) {
-        scale = __uint_as_float(ptx::load_shared(at + (Plan::interleaved ? local * Plan::key_pitch + Plan::key_row : Plan::value_bytes + local * 4)));
-      }
-    }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + stage * 8);  // the tile is in registers
-    if (++stage == Shape::stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+  float held[resident ? next_n : 1][columns / 2];
+  float* out[few ? products : 1];
+  int visible[few ? products : 1];
 
-    const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? local / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
-    const int token = static_cast<int>(meta.y) + local;
-    // Writes the logit of query token q, if the lane's token is one it sees.
-    auto finish = [&](int q, float sum) {
-      if (token >= (Plan::next_n == 1 ? visible : static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)))) return;
-      float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
-      if (missing) logit = -__int_as_float(0x7F800000);
-      if (logit != logit) {
-        logit = -__int_as_float(0x7F800000);
-        if (a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
+  KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q) const { return shared + Plan::weights_at + c * Plan::weight_run + q * 4 * Plan::weight_run; }
+  KVIRE_DEVICE KVIRE_INLINE int token_of(int product) const { return product * together + (together == 2 ? c / 2 : 0); }
+  KVIRE_DEVICE KVIRE_INLINE void take_row() {
+#pragma unroll
+    for (int i = 0; i < (few ? products : 1); ++i) {
+      out[i] = a.logits + (static_cast<kstd::int64_t>(row) * next_n + token_of(i)) * a.logits_stride;
+      visible[i] = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(i) * 4));
+    }
+    if constexpr (resident) {
+#pragma unroll
+      for (int q = 0; q < next_n; ++q) load_weights<Plan>(held[q], weights(q));
+    }
+  }
+  /// Sum over a quarter of the heads, of query token `q`, whose products are in d from column First on.
+  template <int First, int Known>
+  KVIRE_DEVICE KVIRE_INLINE float sum_token(const Sums& d, int q) const {
+    float low, high;
+    if constexpr (resident) {
+      head_sums<Plan, First>(d, held[Known], low, high);
+    } else {
+      float w[columns / 2];
+      load_weights<Plan>(w, weights(q));
+      head_sums<Plan, First>(d, w, low, high);
+    }
+    return half_sum(low, high, c);
+  }
+  /// Sums and logits of a product, which is in d. Known: which one, if `few`.
+  template <int Known>
+  KVIRE_DEVICE KVIRE_INLINE void finish(const Sums& d, int product, int token, float scale, bool missing) {
+    float sum = sum_token<0, Known * together>(d, product * together);
+    if constexpr (together == 2) {  // lanes with c of 0 and 1 finish the first query token, the others the second
+      const float second = sum_token<columns, Known * together + 1>(d, product * together + 1);
+      sum = add_exact(c >= 2 ? second : sum, __shfl_xor_sync(~0U, c >= 2 ? sum : second, 2));
+    } else {
+      sum = add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
+    }
+    const int seen = few ? visible[few ? Known : 0] : static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(product) * 4));
+    float* to = few ? out[few ? Known : 0] : out[0] + product * together * a.logits_stride;
+    write_logit<Plan, Shape>(a, static_cast<kstd::int64_t>(row) * next_n + token_of(product), to, token, seen, sum, scale, missing, together == 2 || c < 2);
+  }
+  template <class Keys>
+  KVIRE_DEVICE KVIRE_INLINE void multiply(Sums& d, Keys& keys, int product) {
+    start_product<Plan>(d, keys, shared + Plan::queries_at, product * together * Plan::query_bytes);
+    ptx::wgmma_wait<0>();
+    ptx::touch(d);
+  }
+  KVIRE_DEVICE KVIRE_INLINE void release(int which) {
+    if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + which * 8);
+  }
+  /// All of a tile. `keys`: its operand, in registers or the address in shared memory; `done` is called when nothing reads it there any more.
+  template <class Keys, class Done>
+  KVIRE_DEVICE KVIRE_INLINE void products_of(Keys& keys, int token, float scale, bool missing, Done&& done) {
+    if constexpr (few) {
+      Sums d;
+      multiply(d, keys, 0);
+      if (products == 1) done();
+      finish<0>(d, 0, token, scale, missing);
+      if constexpr (products == 2) {
+        multiply(d, keys, 1);
+        done();
+        finish<1>(d, 1, token, scale, missing);
       }
-      out[Plan::next_n == 1 ? token : q * a.logits_stride + token] = logit;
-    };
-    // Lanes with even c finish the low row, those with odd c the high one.
-    auto rows_apart = [&](float low, float high) { return add_exact(c % 2 != 0 ? high : low, __shfl_xor_sync(~0U, c % 2 != 0 ? low : high, 1)); };
+    } else {
 #pragma unroll 1
-    for (int q = 0; Shape::together == 2 && q + 1 < Plan::next_n; q += 2) {
-      float d[2 * columns];
-      multiply<Plan>(d, keys, shared + Plan::queries_at + q * Plan::query_bytes);
-      float w[columns / 2], low, high;
-      load_weights<Plan>(w, weights + q * 4 * Plan::weight_run);
-      head_sums<Plan, 0>(d, w, low, high);
-      const float first = rows_apart(low, high);
-      load_weights<Plan>(w, weights + (q + 1) * 4 * Plan::weight_run);
-      head_sums<Plan, columns>(d, w, low, high);
-      const float second = rows_apart(low, high);
-      // and of two query tokens, lanes with c < 2 the first
-      finish(q + c / 2, add_exact(c >= 2 ? second : first, __shfl_xor_sync(~0U, c >= 2 ? first : second, 2)));
+      for (int product = 0; product < products; ++product) {
+        Sums d;
+        multiply(d, keys, product);
+        if (product == products - 1) done();
+        finish<0>(d, product, token, scale, missing);
+      }
     }
-#pragma unroll 1
-    for (int q = Shape::together == 2 ? Plan::next_n / 2 * 2 : 0; q < Plan::next_n; ++q) {
-      float d[columns];
-      multiply<Plan>(d, keys, shared + Plan::queries_at + q * Plan::query_bytes);
-      float w[columns / 2], low, high;
-      load_weights<Plan>(w, weights + q * 4 * Plan::weight_run);
-      head_sums<Plan, 0>(d, w, low, high);
-      const float mine = rows_apart(low, high);
-      const float sum = add_exact(mine, __shfl_xor_sync(~0U, mine, 2));
-      if (c < 2) finish(q, sum);
-    }
-    if constexpr (Plan::fp4 && Plan::fp8) {
-      if (__any_sync(~0U, lost[0] || lost[1])) {
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-          unsigned found = __ballot_sync(~0U, half == 0 ? lost[0] : lost[1]);
-          while (found != 0) {
-            const int quad = (__ffs(static_cast<int>(found)) - 1) / 4;
-            found &= ~(15U << quad * 4);
-            exact_fp4<P, Plan, Heads>(a, row, token - local + warp * 16 + half * 8 + quad, shared, lane);
+  }
+  KVIRE_DEVICE KVIRE_INLINE void run() {
+    take_row();
+    for (;;) {
+      ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
+      const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+      if (static_cast<int>(meta.x) != row) {
+        if (static_cast<int>(meta.x) < 0) return;
+        row = static_cast<int>(meta.x);
+        ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
+        load_row<Plan, Heads>(a, row, shared, thread);
+        ptx::named_barrier(1, group_threads);
+        take_row();
+      }
+      const kstd::uint32_t tile = shared + Plan::stages_at + stage * Plan::stage_bytes;
+      const int used = stage;
+      if (++stage == Shape::stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+      const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? local / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
+      const int token = static_cast<int>(meta.y) + local;
+      float scale = 1;
+      if constexpr (Plan::swizzled) {
+        if constexpr (Plan::scaled) scale = __uint_as_float(ptx::load_shared(shared + Plan::scales_at + used * Plan::scale_bytes + local * 4));
+        products_of(tile, token, scale, missing, [&] { release(used); });
+      } else {
+        kstd::uint32_t keys[Plan::steps][4];
+        [[maybe_unused]] bool lost[2] = {false, false};
+        if constexpr (Plan::fp4) {
+          scale = load_fp4_keys<Plan>(keys, lost, tile, shared + Plan::codes_at, first, c);
+        } else {
+          load_keys<Plan>(keys, tile + key_at, first % 2 != 0);
+          if constexpr (Plan::scaled) {
+            scale = __uint_as_float(ptx::load_shared(tile + (Plan::interleaved ? local * Plan::key_pitch + Plan::key_row : Plan::value_bytes + local * 4)));
           }
+        }
+        __syncwarp();
+        release(used);  // the tile is in registers
+        products_of(keys, token, scale, missing, [] {});
+        if constexpr (Plan::fp4 && Plan::fp8) {
+          if (missing) lost[0] = lost[1] = false;
+          exact_logits<P, Plan, Heads, Shape>(a, row, token - local + first / 16 * 16, lost, shared, lane);
         }
       }
     }
   }
-}
+};
 
 }  // namespace detail
 #endif  // KVIRE_SM90A
 
 /// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
 template <class P, Element Query, int Heads, int NextN, class Shape>
-__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a) {
+__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ KeyMap map) {
 #if KVIRE_SM90A
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -796,6 +633,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
 
   if (warp == producer) {
     const int lane = thread % 32;
+    if constexpr (Plan::swizzled) ptx::prefetch_tensor_map(&map);
     if (lane < Shape::stages) {
       ptx::mbarrier_init(shared + Plan::full_at + lane * 8, 1);
       ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, 4);
@@ -806,7 +644,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     ptx::wait_for_earlier_grids();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
     const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
-    detail::produce<Plan, Shape>(a, ids, share, shared, lane);
+    detail::produce<Plan, Shape>(a, map, ids, share, shared, lane);
   } else {
     ptx::wait_for_earlier_grids();
     // Warms L2: the whole page table, line by line over all CTAs.
@@ -818,13 +656,37 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     }
     detail::load_row<Plan, Heads>(a, guess, shared, thread);
     ptx::named_barrier(2, Shape::threads);
-    detail::consume<P, Plan, Heads, Shape>(a, guess, shared, thread);
+    detail::Consumer<P, Plan, Heads, Shape>{a, guess, shared, thread}.run();
   }
 #else
-  (void)a;
+  (void)a, (void)map;
   __trap();
 #endif
 }
+
+namespace detail {
+
+/// Asks the driver for the tensor map of a layer's keys. Host only; touches no memory of the device.
+inline cudaError_t make_key_map(KeyMap& map, const LogitsArguments& a, int row_bytes, int width, int tokens) {
+  static const auto encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry) : nullptr;
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  static_assert(require_tuning<KeyMap, (sizeof(KeyMap) == sizeof(CUtensorMap) && alignof(KeyMap) >= alignof(CUtensorMap))>());
+  const cuuint64_t extent[3] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(tokens), static_cast<cuuint64_t>(a.page_count > 0 ? a.page_count : 1)};
+  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(a.page_stride)};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(width), static_cast<cuuint32_t>(tokens < tile_tokens ? tokens : tile_tokens), 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUresult result = encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<kstd::byte*>(a.pages), extent, stride, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, width == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace detail
 
 /// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs; fewer where the table cannot hold as many tiles.
 /// `overlap`: programmatic dependent launch. The kernel may then start while the stream's earlier kernel ends; it waits for that one before
@@ -849,7 +711,11 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  KeyMap map{};
+  if constexpr (Plan::swizzled) {
+    if (const cudaError_t e = detail::make_key_map(map, a, Plan::key_row, Plan::width, Plan::tokens); e != cudaSuccess) return e;
+  }
+  return cudaLaunchKernelEx(&config, kernel, a, map);
 }
 
 }  // namespace sm90

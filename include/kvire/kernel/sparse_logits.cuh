@@ -6,6 +6,7 @@
 
 #include <kvire/kernel/choice.hpp>
 #include <kvire/kernel/generic_sparse_logits.cuh>
+#include <kvire/kernel/sm80_sparse_logits.cuh>
 #include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/kernel/sparse_logits.hpp>
 #include <kvire/sync/cuda/lease.hpp>
@@ -15,11 +16,14 @@ KVIRE_NAMESPACE_BEGIN
 struct CudaSparseLogitsOptions {
   LogitsCounts* counts = nullptr;  ///< in device memory; added to when the work runs
   KernelChoice kernel = KernelChoice::automatic;
+  bool portable = false;  ///< pass over kernels of one GPU generation: of the tuned ones only that of every GPU from sm_80 on
+  bool overlap = false;   ///< programmatic dependent launch: the Hopper kernel may start while the stream's last kernel ends. It waits for the end
+                          ///< of that one before it reads or writes anything, so the stream's order holds; 0.5 to 1 us less a call
   KernelServed* served = nullptr;  ///< filled by the call: which kernel it queued
   Tensor<const std::int32_t, 2> blocks = {};  ///< in device memory; as SparseLogitsOptions::blocks
 };
 
-/// What tuned kernels are built for: the heads and, each by its own kernel, the query tokens of a row. Every kernel costs time to compile.
+/// What tuned kernels are built for: the heads and, each by its own kernels, the query tokens of a row. Every kernel costs time to compile.
 template <int Heads, int... NextN>
 struct TunedLogits {};
 using DefaultTunedLogits = TunedLogits<64, 1, 2>;
@@ -28,14 +32,15 @@ using DefaultTunedLogits = TunedLogits<64, 1, 2>;
 
 namespace detail {
 
-/// The tuned kernel reads keys of one field: e4m3 with one f32 scale, bf16, or e2m1 with a ue8m0 scale for each 32, of 64 or 128 dims.
+/// Tuned kernels read keys of one field: e4m3 with one f32 scale, bf16, or e2m1 with a ue8m0 scale for each 32, of 64 or 128 dims; values from the
+/// page's first byte on, scales right behind each key or behind all of them.
 template <class P>
 constexpr bool tuned_keys() {
   if constexpr (!P::template has<role::Value>) {
     return false;
   } else {
     constexpr Element key = P::template element_of<role::Value>;
-    if (!reader_accepts<P, sm90::LogitsReader>() || P::template count_of<role::Value> != P::dim || (P::dim != 64 && P::dim != 128)) return false;
+    if (!reader_accepts<P, sm90::LogitsReader>() || (P::dim != 64 && P::dim != 128) || !sm90::in_order<P>()) return false;
     if constexpr (P::template has<role::Scale>) {
       constexpr Element scale = P::template element_of<role::Scale>;
       constexpr int scales = P::template count_of<role::Scale>;
@@ -47,15 +52,22 @@ constexpr bool tuned_keys() {
   }
 }
 
-template <class P, Element Query, int Heads, int NextN>
+template <class P, Element Query, int NextN>
 constexpr bool tuned_serves() {
   if constexpr (!tuned_keys<P>()) {
     return false;
   } else {
     constexpr Element key = P::template element_of<role::Value>;
-    constexpr int query_bytes = NextN * Heads * P::dim * bits(Query) / 8;
-    return (key == Query || key == Element::e2m1) && (Query == Element::e4m3 || Query == Element::bf16) && (Heads == 32 || Heads == 64) &&
-           query_bytes <= 64 * 1024;
+    return (key == Query || key == Element::e2m1) && (Query == Element::e4m3 || Query == Element::bf16) && NextN >= 1 && NextN <= 6;
+  }
+}
+/// The portable kernel reads keys in 16-byte steps.
+template <class P, Element Query, int NextN>
+constexpr bool portable_serves() {
+  if constexpr (!tuned_serves<P, Query, NextN>()) {
+    return false;
+  } else {
+    return reader_accepts<P, sm80::LogitsReader>() && P::template offset<role::Value>(1) * 8 == P::dim * bits(P::template element_of<role::Value>);
   }
 }
 
@@ -72,29 +84,37 @@ __global__ void sm90a_probe_kernel(int* out) {
 #endif
 }
 
-/// Whether the program has code for sm_90a and the device runs it. Asked once a device.
-inline bool runs_sm90a(int device) {
+/// What a device runs of the code that this program has.
+struct LogitsCode {
+  bool hopper = false;    // code for sm_90a
+  bool portable = false;  // code for sm_80 or newer
+};
+
+inline LogitsCode ask_logits_code(int device) {
+  constexpr int bytes = 4096;
+  int major = 0;
+  int minor = 0;
+  cudaFuncAttributes attributes{};
+  const bool known = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
+                     cudaFuncGetAttributes(&attributes, sm90a_probe_kernel<bytes>) == cudaSuccess;
+  (void)cudaGetLastError();
+  return {known && major == 9 && minor == 0 && attributes.sharedSizeBytes >= bytes, known && major >= 8 && attributes.ptxVersion >= 80};
+}
+/// The answer is asked for once a device.
+inline LogitsCode logits_code(int device) {
   static std::atomic<int> known[64];  // 0: not asked yet
   std::atomic<int>& cached = known[device & 63];
   int answer = cached.load(std::memory_order_relaxed);
   if (answer == 0 || device > 63) {
-    constexpr int bytes = 4096;
-    int major = 0;
-    int minor = 0;
-    cudaFuncAttributes attributes{};
-    const bool yes = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 && minor == 0 &&
-                     cudaFuncGetAttributes(&attributes, sm90a_probe_kernel<bytes>) == cudaSuccess && attributes.sharedSizeBytes >= bytes;
-    (void)cudaGetLastError();
-    answer = yes ? 1 : 2;
+    const LogitsCode code = ask_logits_code(device);
+    answer = 1 | (code.hopper ? 2 : 0) | (code.portable ? 4 : 0);
     cached.store(answer, std::memory_order_relaxed);
   }
-  return answer == 1;
+  return {(answer & 2) != 0, (answer & 4) != 0};
 }
 
-/// Queues the tuned kernel if it serves the call; otherwise says in `reason` why not.
-template <class P, Element Query, int Heads, int... NextN>
-bool queue_tuned_for(const body::SparseLogitsArgs& args, LogitsCounts* counts, int processors, cudaStream_t stream, cudaError_t& error) {
+inline sm90::LogitsArguments tuned_arguments(const body::SparseLogitsArgs& args, LogitsCounts* counts) {
   sm90::LogitsArguments a;
   a.pages = args.pages;
   a.page_stride = args.page_stride;
@@ -113,47 +133,69 @@ bool queue_tuned_for(const body::SparseLogitsArgs& args, LogitsCounts* counts, i
     a.bad_pages = reinterpret_cast<unsigned long long*>(&counts->bad_pages);
     a.nan_logits = reinterpret_cast<unsigned long long*>(&counts->nan_logits);
   }
-  const auto one = [&]<int N>(std::integral_constant<int, N>) {
-    if constexpr (tuned_serves<P, Query, Heads, N>()) {
-      if (args.next_n != N) return false;
-      error = sm90::launch_logits<P, Query, Heads, N>(a, processors, stream);
-      return true;
-    } else {
-      return false;
-    }
-  };
-  return (one(std::integral_constant<int, NextN>{}) || ...);
+  return a;
 }
 
+/// Calls `queue` with the one of the built (query element, query tokens) pairs that the call asks for; false if there is none or it declines.
+template <int... NextN, class Queue>
+bool with_built(const body::SparseLogitsArgs& args, Queue&& queue) {
+  const auto with = [&]<Element Query>(std::integral_constant<Element, Query> element) {
+    return ((args.next_n == NextN && queue(element, std::integral_constant<int, NextN>{})) || ...);
+  };
+  if (args.query_element == Element::e4m3) return with(std::integral_constant<Element, Element::e4m3>{});
+  if (args.query_element == Element::bf16) return with(std::integral_constant<Element, Element::bf16>{});
+  return false;
+}
+
+/// Queues the best tuned kernel that serves the call and returns its name; null, with the reason, if none does.
 template <class P, int Heads, int... NextN>
-bool queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& args, LogitsCounts* counts, int device, cudaStream_t stream, cudaError_t& error,
-                 std::string& reason) {
+const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& args, const CudaSparseLogitsOptions& options, int device,
+                        cudaStream_t stream, cudaError_t& error, std::string& reason) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   if constexpr (!tuned_keys<P>()) {
     reason = std::string("it does not read pages of ") + P::name + " with " + std::to_string(P::tokens_per_page) + " tokens";
-    return false;
   } else {
     int processors = 0;
-    if (!runs_sm90a(device)) {
-      reason = "device " + std::to_string(device) + " does not run code for sm_90a, or the program has none";
+    int shared = 0;
+    const LogitsCode code = logits_code(device);
+    if (!code.hopper && !code.portable) {
+      reason = "device " + std::to_string(device) + " runs neither code for sm_90a nor for sm_80, or the program has none";
     } else if (args.scores.element != Element::f32 || args.blocks != nullptr) {
       reason = args.blocks != nullptr ? "blocks are listed" : "scores are bf16";
     } else if (args.heads != Heads) {
       reason = "there are " + std::to_string(args.heads) + " heads, it is built for " + std::to_string(Heads);
     } else if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) {
       reason = "pages, their stride, queries or weights are not aligned to 16 bytes";
-    } else if (const cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device); e != cudaSuccess) {
-      error = e;
-      return true;
+    } else if (error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess) {
+      return "";
+    } else if (error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); error != cudaSuccess) {
+      return "";
     } else {
-      const bool served = args.query_element == Element::e4m3   ? queue_tuned_for<P, Element::e4m3, Heads, NextN...>(args, counts, processors, stream, error)
-                          : args.query_element == Element::bf16 ? queue_tuned_for<P, Element::bf16, Heads, NextN...>(args, counts, processors, stream, error)
-                                                                : false;
-      if (served) return true;
-      reason = std::string("it is not built for ") + name_of(args.query_element) + " queries of " + std::to_string(args.next_n) + " tokens a row and these keys";
+      const sm90::LogitsArguments a = tuned_arguments(args, options.counts);
+      const bool hopper = code.hopper && !options.portable && with_built<NextN...>(args, [&](auto element, auto next_n) {
+                            if constexpr (tuned_serves<P, element(), next_n()>()) {
+                              error = sm90::launch_logits<P, element(), Heads, next_n()>(a, processors, stream, options.overlap);
+                              return true;
+                            } else {
+                              return false;
+                            }
+                          });
+      if (hopper) return "sm_90a sparse logits";
+      const bool portable = code.portable && with_built<NextN...>(args, [&](auto element, auto next_n) {
+                              if constexpr (portable_serves<P, element(), next_n()>()) {
+                                if (sm80::shared_bytes<P, element(), Heads, next_n()> > shared) return false;
+                                error = sm80::launch_logits<P, element(), Heads, next_n()>(a, processors, stream);
+                                return true;
+                              } else {
+                                return false;
+                              }
+                            });
+      if (portable) return "sm_80 sparse logits";
+      reason = std::string("it is not built for ") + name_of(args.query_element) + " queries of " + std::to_string(args.next_n) +
+               " tokens a row and these keys, or needs more shared memory than the device has";
     }
-    return false;
   }
+  return nullptr;
 }
 
 }  // namespace detail
@@ -161,8 +203,9 @@ bool queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& arg
 /// sparse_logits of the host on the CUDA backend: queries, weights, page table, lengths, scores and `counts` in device memory. Lengths are not
 /// read by the call: those below 0 are taken as 0, those beyond the page table or the scores are cut there.
 ///
-/// The plain kernel serves every policy and shape with the bits of the host. The tuned one serves what `Tuned` names, on Hopper: its sums run
-/// on tensor cores, within the documented tolerance of the plain kernel's. Which of them was queued is in CudaSparseLogitsOptions::served.
+/// The plain kernel serves every policy and shape with the bits of the host. Two kernels on tensor cores serve what `Tuned` names, within the
+/// documented tolerance of the plain kernel's: one for Hopper and a portable one for every GPU from sm_80 on; the first that can takes the call.
+/// Which of the three was queued is in CudaSparseLogitsOptions::served.
 /// Errors: extents that disagree; unsupported, with the reason, where the tuned kernel is demanded and cannot serve; those of the runtime.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
@@ -183,16 +226,15 @@ Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, con
           args.page_count = view.pages;
           cudaError_t error = cudaSuccess;
           std::string reason;
-          const bool tuned =
-              options.kernel != KernelChoice::plain && detail::queue_tuned<P>(Tuned{}, args, options.counts, stream.device(), native, error, reason);
-          if (!tuned) {
+          const char* tuned = options.kernel == KernelChoice::plain ? nullptr : detail::queue_tuned<P>(Tuned{}, args, options, stream.device(), native, error, reason);
+          if (tuned == nullptr) {
             if (options.kernel == KernelChoice::tuned) {
-              return Error{ErrorCode::unsupported, std::string("sparse_logits<") + P::name + ">: the tuned kernel cannot serve this call: " + reason};
+              return Error{ErrorCode::unsupported, std::string("sparse_logits<") + P::name + ">: no tuned kernel can serve this call: " + reason};
             }
             error = launch_generic_sparse_logits<P>(args, options.counts, native);
           }
           if (error != cudaSuccess) return stream.error(error, "sparse_logits");
-          if (options.served != nullptr) *options.served = {tuned ? "sm_90a sparse logits" : "plain sparse logits", tuned};
+          if (options.served != nullptr) *options.served = {tuned != nullptr ? tuned : "plain sparse logits", tuned != nullptr};
           return {};
         },
         keys);

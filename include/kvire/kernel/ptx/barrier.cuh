@@ -51,6 +51,14 @@ KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, ks
                : "memory");
 }
 
+/// Copies a box of a three-dimensional tensor map at (x, y, z), in elements, to shared memory; counted on the mbarrier.
+KVIRE_DEVICE KVIRE_INLINE void tensor_load(kstd::uint32_t to, const void* map, int x, int y, int z, kstd::uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x),
+               "r"(y), "r"(z), "r"(barrier)
+               : "memory");
+}
+KVIRE_DEVICE KVIRE_INLINE void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
 /// Orders this thread's ordinary shared-memory writes before later reads by the tensor cores and the copy engine.
 KVIRE_DEVICE KVIRE_INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/base/std.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+/// Arithmetic of tuned logits kernels, rounded as written whatever the compiler's flags.
+namespace sm90::detail {
+
+KVIRE_DEVICE KVIRE_INLINE float fma_exact(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+KVIRE_DEVICE KVIRE_INLINE float add_exact(float a, float b) {
+  float d;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+KVIRE_DEVICE KVIRE_INLINE float mul_exact(float a, float b) {
+  float d;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+/// 2 relu(x), exact: x + |x| goes to the wide FMA pipe, where max(x, 0) would go to the half-rate one.
+KVIRE_DEVICE KVIRE_INLINE float twice_relu(float x) {
+  float d;
+  asm("{\n.reg .f32 m;\nabs.f32 m, %1;\nadd.rn.f32 %0, %1, m;\n}" : "=f"(d) : "f"(x));
+  return d;
+}
+
+/// Four bytes picked from the eight of low and high by the nibbles of `select`, all below 8.
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t permute(kstd::uint32_t low, kstd::uint32_t high, kstd::uint32_t select) {
+  kstd::uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(select));
+  return d;
+}
+
+}  // namespace sm90::detail
+
+KVIRE_NAMESPACE_END
