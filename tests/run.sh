@@ -108,7 +108,7 @@ stage checks host all -L "header|fail|meta|consumer"
 stage clang host-clang all -L "host|golden"
 stage fast-math fast-math all -L "host|golden"
 stage asan asan "kvire_tests kvire_adopt own_layout draw_layouts" -L "host|example"
-stage tsan tsan all -L "host|example|smoke"
+stage tsan tsan all -L "host|example|smoke|soak"
 
 if wants cuda; then
   nvcc=${CUDACXX:-$(ls /usr/local/cuda/bin/nvcc 2>/dev/null || command -v nvcc)}
