@@ -11,6 +11,7 @@
 #include <kvire/kernel/gather.cuh>
 #include <kvire/kernel/move_tokens.cuh>
 #include <kvire/kernel/prefill_logits.cuh>
+#include <kvire/kernel/selection.cuh>
 #include <kvire/kernel/sparse_logits.cuh>
 #include <kvire/kvire.hpp>
 #include <kvire/memory/cuda/device.hpp>

@@ -112,22 +112,37 @@ struct GroupedBlock : Block<Threads, 8, true, false, Paged> {
     // Their scores that reach it, listed and counted by key.
     const u32 groups = s.received;
     const int shift = max(0, 32 - __clz(int(s.most - floor)) - digit);
+    const float least = floor >= sign_bit ? float_of(floor - sign_bit) : floor > 0x00800000U ? float_of(sign_bit | (sign_bit - floor)) : float_of(0xFF800000U);
+    const u32 quarters = min(groups, u32(bins)) * 4;
+    constexpr int batch = 4;  // loads of a thread under way
 #pragma unroll 1
-    for (u32 i = u32(tid); i - u32(lane) < min(groups, u32(bins)) * 4; i += Threads) {
-      const int first = i < groups * 4 ? int(chosen[i / 4]) * group_size + int(i % 4) * 4 : end;
-      const float4 v = this->load4(first);
-      const u32 key[4] = {candidate_key(bits_of(v.x)), candidate_key(bits_of(v.y)), candidate_key(bits_of(v.z)), candidate_key(bits_of(v.w))};
-      u32 mask = 0;
+    for (u32 base = u32(tid); base - u32(lane) < quarters; base += batch * Threads) {
+      float4 v[batch];
+      int first[batch];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) mask |= key[j] >= floor && first + j < end ? 1U << j : 0U;
-      if (__any_sync(~0U, mask != 0) == 0) continue;
-      u32 at = append(&s.listed, u32(__popc(mask)));
+      for (int b = 0; b < batch; ++b) {
+        const u32 i = base + u32(b * Threads);
+        first[b] = i < quarters ? int(chosen[i / 4]) * group_size + int(i % 4) * 4 : end;
+        v[b] = this->load4(first[b]);
+      }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if ((mask >> j & 1U) == 0) continue;
-        atomicAdd(&hist[(key[j] - floor) >> shift], 1U);
-        if (at < u32(capacity)) list[at] = entry_of(key[j], u32(first + j));
-        ++at;
+      for (int b = 0; b < batch; ++b) {
+        const float x[4] = {v[b].x, v[b].y, v[b].z, v[b].w};
+        u32 mask = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) mask |= x[j] >= least ? 1U << j : 0U;
+        if (first[b] + 4 > end) mask &= (1U << max(end - first[b], 0)) - 1;
+        if (__any_sync(~0U, mask != 0) == 0) continue;
+        u32 at = append(&s.listed, u32(__popc(mask)));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if ((mask >> j & 1U) == 0) continue;
+          const u32 key = order_key(x[j]);
+          const bool reached = key >= floor;  // where a build flushes subnormals, their comparison says yes to all
+          if (reached) atomicAdd(&hist[(key - floor) >> shift], 1U);
+          if (at < u32(capacity)) list[at] = reached ? entry_of(key, u32(first[b] + j)) : 0;
+          ++at;
+        }
       }
     }
     __syncthreads();

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The selection step on the GPU: the same slots as logits and top-k one after the other, whichever kernels serve it.
+#include <cstdlib>
+#include <random>
+
+#include <doctest/doctest.h>
+
+#include <kvire/kernel/selection.cuh>
+#include <kvire/layout/policies.hpp>
+#include <tests/support/device_array.hpp>
+#include <tests/support/key_case.hpp>
+
+using namespace kvire;
+using namespace kvire_test;
+
+namespace {
+
+template <class P>
+void check(int heads, int next_n, int max_pages, int k, Element element, bool tuned, std::mt19937& random) {
+  auto stream = Stream<Cuda>::make().value();
+  auto c = random_case<P>({.batch = 4, .next_n = next_n, .heads = heads, .max_pages = max_pages, .element = element, .per_query = next_n > 1, .holes_percent = 10}, random);
+  c.stride = std::int64_t(max_pages) * P::tokens_per_page;
+  const DeviceArray<std::byte> pages(c.pages), queries(c.queries);
+  const DeviceArray<float> weights(c.weights), scores(std::vector<float>(static_cast<std::size_t>(c.batch * next_n * c.stride), untouched));
+  const DeviceArray<std::int32_t> table(c.table), lengths(c.lengths);
+  const auto slots = static_cast<std::size_t>(c.batch * next_n * k);
+  const ConstPageView<P, Cuda> view{pages.data(), P::page_bytes, c.page_count};
+  Queries q = c.query_view();
+  q.data = queries.data();
+  const Tensor<const float, 3> w{weights.data(), {c.batch, next_n, heads}};
+  const Tensor<const std::int32_t, 2> pt{table.data(), {c.batch, max_pages}}, n{lengths.data(), {c.batch, c.per_query ? next_n : 1}};
+  for (const bool translate : {false, true}) {
+    const DeviceArray<std::int32_t> want(std::vector<std::int32_t>(slots, 12345)), got(std::vector<std::int32_t>(slots, 12345)), again(std::vector<std::int32_t>(slots, 12345));
+    sparse_logits(q, w, assume_ready(view), pt, n, {scores.data(), {c.batch, next_n, c.stride}}, stream).value();
+    CudaTopKOptions top;
+    top.page_table = pt;
+    top.tokens_per_page = P::tokens_per_page;
+    top.pages = c.page_count;
+    top.translate = translate;
+    top_k(Tensor<const float, 3>{scores.data(), {c.batch, next_n, c.stride}}, n, Tensor<std::int32_t, 3>{want.data(), {c.batch, next_n, k}}, stream, top).value();
+    const std::int64_t bytes = selection_scratch_bytes(c.batch * next_n, c.stride);
+    const DeviceArray<std::byte> scratch(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0xEE}));
+    KernelServed served;
+    select_keys(q, w, assume_ready(view), pt, n, {got.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream, {.translate = translate, .served = &served}).value();
+    CHECK(got.read() == want.read());
+    CHECK(served.tuned == tuned);
+    const DeviceArray<float> kept(std::vector<float>(static_cast<std::size_t>(c.batch * next_n * c.stride), untouched));
+    select_keys(q, w, assume_ready(view), pt, n, {again.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream,
+                {.translate = translate, .scores = {kept.data(), {c.batch, next_n, c.stride}}})
+        .value();
+    CHECK(again.read() == want.read());
+    const auto a = kept.read(), b = scores.read();
+    int differ = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) differ += bits_of(a[i]) != bits_of(b[i]);
+    CHECK(differ == 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda selection: the slots of logits and top-k one after the other") {
+  std::mt19937 random{5};
+  const bool hopper = kvire::detail::logits_code(0).hopper;
+  const int pages = std::getenv("KVIRE_TEST_SMALL") != nullptr ? 12 : 160;
+  for (int trial = 0; trial < 3; ++trial) {
+    check<Fp8WithScale<64, 128>>(64, 1, pages, 512, Element::e4m3, hopper, random);
+    check<Fp8WithScale<64, 128>>(64, 2, pages, 64, Element::e4m3, hopper, random);
+    check<Bf16Contiguous<64, 128>>(64, 1, pages / 2, 1024, Element::bf16, hopper, random);
+    check<Fp8WithScale<64, 128>>(3, 1, 12, 100, Element::e4m3, false, random);  // heads that no tuned kernel is built for
+    check<Fp8WithScale<64, 128>>(64, 1, 40, 2000, Element::e4m3, hopper, random);  // more than the pair of kernels takes: logits and top-k
+  }
+}
