@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -174,6 +175,42 @@ TEST_CASE("file tier: short, long, damaged and foreign files are misses, named, 
   damage(RecordFault::not_a_record, [](Bytes_& b, const Bytes_&) { std::fill(b.begin(), b.end(), std::byte{0}); });
   damage(RecordFault::version, [](Bytes_& b, const Bytes_&) { b[8] = std::byte{0}; });
   damage(RecordFault::key, [](Bytes_& b, const Bytes_& other) { b = other; });
+}
+
+TEST_CASE("file tier: a record that goes between the look and the load is a miss of its own, and the others of the batch arrive") {
+  Folder folder;
+  Host1 host;
+  auto tier = open(folder);
+  std::vector<std::string> names;
+  for (std::uint64_t k = 0; k < 5; ++k) {
+    CHECK(put(tier, host, k, static_cast<std::uint32_t>(k + 1)).ok());
+    for (const auto& name : folder.records()) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  CHECK(tier.contains(key_of(3)));
+  REQUIRE(unlink((folder.path + "/" + names[3]).c_str()) == 0);
+  std::vector<Tier::Wanted> wanted;
+  std::vector<Host1::Refs> refs;
+  for (std::uint64_t k = 0; k < 5; ++k) {
+    refs.push_back(host.allocate());
+    host.fill(refs.back(), 99);
+    wanted.push_back({key_of(k), refs.back()});
+  }
+  const auto events = tier.load(host.pool, std::move(wanted));
+  for (std::uint32_t k = 0; k < 5; ++k) {
+    CHECK(events[k].wait().ok() == (k != 3));
+    CHECK(host.holds(refs[k], k == 3 ? 99 : k + 1));  // all entries of a record, or none
+  }
+  CHECK(events[3].status().error().code == ErrorCode::stale);
+  CHECK(tier.stats().lost_for(RecordFault::absent) == 1);
+  CHECK_FALSE(tier.contains(key_of(3)));
+  CHECK(tier.bytes().count == folder.bytes());
+  // Pools of another depth are not this tier's.
+  auto shallow = Host1::Pool::make({.pages = Host1::counts(2, 2), .layers = 2}).value();
+  auto page = shallow.allocate(Host1::counts(1, 1)).value();
+  CHECK(code(tier.load(key_of(0), shallow, page).wait()) == ErrorCode::mismatch);
+  CHECK(code(tier.store(key_of(9), shallow, page).wait()) == ErrorCode::mismatch);
 }
 
 TEST_CASE("file tier: another layout in the same folder is another record, and the same name by force is refused with both layouts") {
