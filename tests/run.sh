@@ -21,7 +21,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 jobs=$(nproc 2>/dev/null || echo 2)
 stages=("$@")
 [ ${#stages[@]} -eq 0 ] && stages=(host checks fast-math cuda)
-[ "${stages[*]}" = all ] && stages=(host checks clang fast-math asan tsan cuda)
+everything=
+[ "${stages[*]}" = all ] && everything=1 && stages=(host checks clang fast-math asan tsan cuda)
 
 wants() {
   local stage
@@ -39,8 +40,10 @@ packages=(g++=g++ cmake=cmake ninja=ninja-build doctest/doctest.h=doctest-dev CL
   nlohmann/json.hpp=nlohmann-json3-dev)
 if wants host; then packages+=(python3=python3); fi  # counts prefix hits apart from the engine
 if wants clang || wants checks; then packages+=(clang++=clang); fi
-if wants bench; then packages+=(benchmark/benchmark.h=libbenchmark-dev cblas.h=libopenblas-dev); fi
+if wants bench; then packages+=(benchmark/benchmark.h=libbenchmark-dev cblas.h=libopenblas-dev fio=fio); fi
 need_packages "${packages[@]}" || exit 1
+# Adaptors are tested where their libraries are, and CI tests them; nothing needs them.
+if [ -n "$everything" ]; then need_packages xxhash.h=libxxhash-dev liburing.h=liburing-dev || true; fi
 
 # Counts over all stages, from ctest's own closing lines.
 passed=0 failed=0 skipped=0
