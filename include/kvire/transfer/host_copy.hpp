@@ -19,13 +19,14 @@ KVIRE_NAMESPACE_BEGIN
 namespace detail {
 
 /// Bytes that one core moves at a time: enough to hide the hand-over between threads, and small enough to share out a page list evenly.
-inline constexpr std::int64_t copy_grain_bytes = std::int64_t(1) << 18;
+inline constexpr std::int64_t copy_grain_bytes = std::int64_t(1) << 19;
 
 /// From this many bytes a transfer writes around the caches: it would only sweep them, and reading each line before overwriting it costs a
 /// third of the bandwidth. memcpy does the same for one large block; scattered pages are too small for it to notice.
 inline constexpr std::int64_t streaming_bytes = std::int64_t(8) << 20;
 inline constexpr std::int64_t line_bytes = 64;      // of a cache, on every host this runs on
-inline constexpr std::int64_t prefetch_bytes = 512;  // ahead of the copy; across the end of a page no hardware prefetcher follows
+// Ahead of the copy: across the end of a page no hardware prefetcher follows, and this much arrives in the time that memory takes to answer.
+inline constexpr std::int64_t prefetch_bytes = 2048;
 
 inline void prefetch(const std::byte* p) {
 #if KVIRE_GNU
@@ -40,9 +41,10 @@ using Line16 = long long __attribute__((vector_size(16)));
 
 /// memcpy around the caches. `next` is what will be copied afterwards. `to` must be aligned to 16 bytes. Followed by a fence.
 inline void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes, const std::byte* next) {
+  const std::int64_t lead = min_of(prefetch_bytes, bytes);
   std::int64_t i = 0;
   for (; i + line_bytes <= bytes; i += line_bytes) {
-    const std::int64_t ahead = i + prefetch_bytes;
+    const std::int64_t ahead = i + lead;
     prefetch(ahead < bytes ? from + ahead : next + (ahead - bytes));
     Line16 line[4];
     std::memcpy(line, from + i, sizeof line);
