@@ -172,19 +172,26 @@ void scale_blocks(const kstd::byte* page, int token, float* x) {
   }
 }
 
+// By functions: nvcc warns where for_each_field, which kernels use too, calls a lambda of the host alone.
+template <LayoutPolicy P, class F>
+void decode_field(const kstd::byte* page, int token, float* x) {
+  if constexpr (F::logical) {
+    const kstd::byte* at = page + F::offset(token);
+    constexpr int whole = F::count / 8 * 8;
+    for (int i = 0; i < whole; i += 8) decode8<F::element>(at, i, x + F::first + i);
+    for (int i = whole; i < F::count; ++i) x[F::first + i] = decode_element<F::element>(load_code<F::element>(at, i));
+    if constexpr (F::scaled && !body::scale_outside<P>) scale_blocks<P, F>(page, token, x);
+  }
+}
+template <LayoutPolicy P, int... I>
+void decode_fields(const kstd::byte* page, int token, float* x, kstd::integer_sequence<int, I...>) {
+  (decode_field<P, RowField<P, I>>(page, token, x), ...);
+}
+
 /// body::key_elements.
 template <LayoutPolicy P>
 void key_elements(const kstd::byte* page, int token, float* x) {
-  for_each_field<P>([&](auto field) {
-    using F = decltype(field);
-    if constexpr (F::logical) {
-      const kstd::byte* at = page + F::offset(token);
-      constexpr int whole = F::count / 8 * 8;
-      for (int i = 0; i < whole; i += 8) decode8<F::element>(at, i, x + F::first + i);
-      for (int i = whole; i < F::count; ++i) x[F::first + i] = decode_element<F::element>(load_code<F::element>(at, i));
-      if constexpr (F::scaled && !body::scale_outside<P>) scale_blocks<P, F>(page, token, x);
-    }
-  });
+  baseline::decode_fields<P>(page, token, x, kstd::make_integer_sequence<int, P::section_count>{});
 }
 #else
 /// body::key_elements, by a table where that saves the most.
