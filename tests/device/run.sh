@@ -68,8 +68,10 @@ group() {
 sanitize() {
   local tool=$1 options=() name
   shift
-  # Each page and tile under way has a barrier of its own.
-  [ "$tool" = synccheck ] && options=(--num-cuda-barriers 65536)
+  case $tool in
+    memcheck) options=(--report-api-errors no) ;;       # tests provoke some, and look at them
+    synccheck) options=(--num-cuda-barriers 65536) ;;  # each page and tile under way has one of its own
+  esac
   for name in transfers others logits; do
     KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" "$(group $name)" \
       --test-suite-exclude=held --duration=true
