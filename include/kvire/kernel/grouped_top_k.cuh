@@ -151,6 +151,7 @@ struct GroupedBlock : Block<Threads, 8, true, false, Paged> {
     u64 cut = u64(1) << position_bits;
     if (n > u32(capacity)) {
       // Many equal scores: the row is read again, as one whose sample misled.
+      __syncthreads();  // everyone has seen how many there were
       this->stream_alone(length);
       n = s.listed;
       if (n > k) cut = this->select(n, n, k);
