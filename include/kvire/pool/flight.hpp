@@ -32,12 +32,16 @@ constexpr const char* name_of(PageUse use) {
 /// True for work that changes the page.
 constexpr bool writes(PageUse use) { return use == PageUse::load || use == PageUse::store; }
 
+/// Place of a transfer among all transfers of the process, in the order they were prepared; 0 while its pages are still being collected.
+using TransferOrder = std::shared_ptr<const std::atomic<std::int64_t>>;
+
 /// Work that touches a page and has not been proven finished.
 template <class Backend>
 struct InFlight {
   PageUse use = PageUse::load;
   Event<Backend> event;
   const void* stream = nullptr;  ///< identity of the stream that all of the work runs on, where known: its order covers later work there
+  TransferOrder order = {};      ///< of a transfer that was prepared; none for other work
 };
 
 /// Page ownership of another engine's allocator, so that its pages can be transferred and leased without copying its bookkeeping. Ids are
@@ -81,6 +85,7 @@ struct Flight {
   Event<Backend> event;
   std::vector<std::int32_t> pages;
   const void* stream = nullptr;
+  TransferOrder order;
   bool dropped = false;
 };
 
@@ -99,14 +104,15 @@ class LedgerState final : public LedgerCore {
   };
   std::unique_ptr<OutsideOwner> outside;
 
-  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream) {
+  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream,
+                                 TransferOrder order) {
     const bool alone = use == PageUse::store;
     if (outside) {
       if (auto ok = retain_outside(page, n, alone); !ok.ok()) return ok.error();
     } else if (auto ok = pin(page, n, alone); !ok.ok()) {
       return ok.error();
     }
-    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, false};
+    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, std::move(order), false};
     detail::sort(flight->pages);
     std::lock_guard lock(mutex_);
     flights_.push_back(flight);
@@ -158,7 +164,7 @@ class LedgerState final : public LedgerCore {
     std::lock_guard lock(mutex_);
     for (const auto* flight : flights_) {
       if (is_final(flight->event.query())) continue;
-      if (contains(flight->pages, page)) found.push_back({flight->use, flight->event, flight->stream});
+      if (contains(flight->pages, page)) found.push_back({flight->use, flight->event, flight->stream, flight->order});
     }
     return found;
   }
@@ -172,7 +178,7 @@ class LedgerState final : public LedgerCore {
       auto a = pages.begin();
       auto b = flight->pages.begin();
       while (a != pages.end() && b != flight->pages.end() && *a != *b) *a < *b ? void(++a) : void(++b);
-      if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, {flight->use, flight->event, flight->stream}});
+      if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, {flight->use, flight->event, flight->stream, flight->order}});
     }
     return found;
   }

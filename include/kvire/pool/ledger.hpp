@@ -93,6 +93,8 @@ class PageLedger {
 
   const std::string& name() const { return state_->name(); }
   std::int32_t pages() const { return state_->pages(); }
+  /// See PageRef::ledger.
+  const void* identity() const { return static_cast<const detail::LedgerCore*>(state_); }
 
   // --- owning ---
 
@@ -181,13 +183,14 @@ class PageLedger {
   // --- transfers ---
 
   /// Pins owned pages, all or none, until `event` is final, and registers the work so that later writers can wait for it. The event may
-  /// still be unrecorded. `stream`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; busy, for
+  /// still be unrecorded. `stream`, `order`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; busy, for
   /// PageUse::store, if a page has further owners. An owner that joins later finds the hold.
-  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr) {
+  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr,
+                    TransferOrder order = {}) {
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
     for (PageId page : pages) ids.push_back(page.value);
-    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), stream);
+    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), stream, std::move(order));
     if (!flight.ok()) return flight.error();
     return Hold(state_, flight.value());
   }

@@ -18,7 +18,8 @@ struct PageKey {
 };
 
 /// Counted ownership of one page. Copying shares the page; the destructor gives up the share. A page that nobody owns and no transfer holds
-/// is free. Ownership is in the object, so releasing twice does not compile. Keeps the pool's memory alive. As thread-safe as shared_ptr.
+/// is free. Ownership is in the object: a reference that was released
+/// is empty, and releasing it again is an error. Keeps the pool's memory alive. As thread-safe as shared_ptr.
 template <class PageId>
 class PageRef {
  public:
@@ -39,6 +40,8 @@ class PageRef {
   /// The page's id; none() for an empty reference.
   PageId id() const { return page_; }
   explicit operator bool() const { return core_ != nullptr; }
+  /// Which ledger the page is of: equal to PageLedger::identity() of that one; null for an empty reference. To compare, not to use.
+  const void* ledger() const { return core_; }
   /// Requires a page.
   PageKey<PageId> key() const { return {page_, core_->record(page_.value).generation}; }
   void reset() { *this = PageRef(); }

@@ -56,8 +56,8 @@ constexpr CopyDirection direction_between() {
 }  // namespace detail
 
 /// The one way between two policies, only ever by this name: decodes each row of the plan's first pages and encodes it, by the other
-/// policy's rules and `row`, into the second ones. Layers, order, ownership and errors as for `load`; unsupported with
-/// TransferOptions::digest, since the bytes differ on purpose. Host backend.
+/// policy's rules and `row`, into the second ones. Layers, order, ownership and errors as for `load`; duplicate for
+/// a page of one pool on both sides; unsupported with TransferOptions::digest, since the bytes differ on purpose. Host backend.
 ///
 /// Error: what has arrived differs from what `from` decodes to by at most error_bound<To, role>(row) of each element's field in `To`
 /// (codec/error_bound.hpp), and `from` itself by error_bound<From, role>() from what was once stored. Padding of the page is left alone.

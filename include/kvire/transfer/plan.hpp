@@ -52,6 +52,9 @@ struct PagePlan {
   // Generations that the ids were taken in; empty where the plan was made of bare ids.
   std::vector<std::uint32_t> first_generation = {};
   std::vector<std::uint32_t> second_generation = {};
+  // PageRef::ledger of each page; empty where the plan was not made of references.
+  std::vector<const void*> first_ledger = {};
+  std::vector<const void*> second_ledger = {};
 };
 
 /// The same for single tokens: each moves its row of every plane.
@@ -84,13 +87,13 @@ PagePlan<First, Second> plan(std::initializer_list<PagePair<First, Second>> pair
   return plan(std::span<const PagePair<First, Second>>(pairs.begin(), pairs.size()));
 }
 
-/// Two lists, each counted by its own side.
+/// Two lists, each counted by its own side. An id does not say which pool it was taken from: only its range and its owner can be checked.
 template <class FirstTag, class SecondTag>
 PagePlan<Id<FirstTag>, Id<SecondTag>> plan(std::vector<Id<FirstTag>> first, std::vector<Id<SecondTag>> second) {
-  return {std::move(first), std::move(second), {}, {}};
+  return {std::move(first), std::move(second), {}, {}, {}, {}};
 }
 
-/// With generations: the transfer is refused if a page was freed in between, even if its id is in use again.
+/// With generations, counted by the pools that the keys are used with: the transfer is refused if a page was freed in between, even if its id is in use again.
 template <class First, class Second>
 PagePlan<First, Second> plan(const std::vector<PageKey<First>>& first, const std::vector<PageKey<Second>>& second) {
   PagePlan<First, Second> p;
@@ -104,12 +107,18 @@ PagePlan<First, Second> plan(const std::vector<PageKey<First>>& first, const std
   }
   return p;
 }
-/// Of owned pages; ids alone, since their owners are at hand.
+/// Of owned pages; no generations, since their owners are at hand. A page of another pool than the transfer's is refused.
 template <class First, class Second>
 PagePlan<First, Second> plan(const std::vector<PageRef<First>>& first, const std::vector<PageRef<Second>>& second) {
   PagePlan<First, Second> p;
-  for (const auto& ref : first) p.first.push_back(ref.id());
-  for (const auto& ref : second) p.second.push_back(ref.id());
+  for (const auto& ref : first) {
+    p.first.push_back(ref.id());
+    p.first_ledger.push_back(ref.ledger());
+  }
+  for (const auto& ref : second) {
+    p.second.push_back(ref.id());
+    p.second_ledger.push_back(ref.ledger());
+  }
   return p;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -49,7 +50,7 @@ class KVIRE_NODISCARD PreparedTransfer {
 
   /// Queues the copies on `stream`, layer by layer with an event behind each, behind the events of TransferOptions::after and behind earlier
   /// work on the same pages (transfers, kernels with leases of these pages). Blocks for nothing. Errors, which leave the transfer as it was:
-  /// busy, if an earlier transfer of the same pages has not been issued itself; invalid_argument, if this one has been issued.
+  /// busy, if a transfer of the same pages that was prepared earlier has not been issued itself (a later one waits for this); invalid_argument, if this one has been issued.
   Result<Ticket<Backend>> issue(Stream<Backend>& stream) {
     using Engine = detail::TransferEngine<Backend>;
     if (!progress_) return Error{ErrorCode::invalid_argument, "a transfer is issued once"};
@@ -116,8 +117,13 @@ class TransferBuilder {
   /// Checks and holds pages of one ledger; `pages` may repeat ids unless they are the destination.
   template <class PageId>
   Status hold(const PageLedger<PageId, Backend>& of, const std::vector<PageId>& pages, const std::vector<std::uint32_t>& generations,
-              bool destination) {
+              const std::vector<const void*>& ledgers, bool destination) {
     PageLedger<PageId, Backend> ledger = of;
+    for (std::size_t i = 0; i < ledgers.size() && i < pages.size(); ++i) {
+      if (ledgers[i] == ledger.identity()) continue;
+      return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(pages[i].value) + " of the plan is " +
+                                            (ledgers[i] == nullptr ? "an empty reference" : "a page of another pool")};
+    }
     if (!generations.empty() && generations.size() != pages.size()) {
       return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + std::to_string(pages.size()) + " pages but " +
                                             std::to_string(generations.size()) + " generations"};
@@ -129,7 +135,7 @@ class TransferBuilder {
     std::vector<PageId> once;
     once.reserve(unique.ids.size());
     for (const std::int32_t id : unique.ids) once.push_back(PageId(id));
-    auto hold = ledger.hold(once, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done());
+    auto hold = ledger.hold(once, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done(), nullptr, order_);
     if (!hold.ok()) return hold.error();
     if (destination && unique.twice >= 0) {
       return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(unique.twice) +
@@ -140,11 +146,14 @@ class TransferBuilder {
     for (std::size_t i = 0; i < generations.size(); ++i) {
       if (Status status = ledger.check(PageKey<PageId>{pages[i], generations[i]}); !status.ok()) return status;
     }
-    transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done()](
+    transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done(), order = order_](
                                      const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
       for (const auto& [page, flight] : ledger.in_flight(ids)) {
         if (flight.event == own || (stream == flight.stream && stream != nullptr) || !(destination || writes(flight.use))) continue;
         if (flight.event.query() == EventState::unrecorded) {
+          // Of two that are both unissued, one has to be free to go: the later finds this one's event when its turn comes.
+          const std::int64_t other = flight.order ? flight.order->load() : -1;
+          if (other == 0 || other > order->load()) continue;
           return Error{ErrorCode::busy, "pool " + ledger.name() + ": " + name_of(flight.use) + " of " + PageId::tag::name + " " +
                                             std::to_string(page) + " (" + flight.event.label() + ") has not been issued"};
         }
@@ -166,12 +175,20 @@ class TransferBuilder {
   }
 
   PreparedTransfer<Backend> finish() {
+    // Behind the last hold: whoever draws a higher number sees all pages of this transfer.
+    order_->store(next_order());
     sort(transfer_.pieces_, [](const auto& a, const auto& b) { return a.position < b.position; });
     return std::move(transfer_);
   }
 
  private:
+  static std::int64_t next_order() {
+    static std::atomic<std::int64_t> last{0};
+    return ++last;
+  }
+
   PreparedTransfer<Backend> transfer_;
+  std::shared_ptr<std::atomic<std::int64_t>> order_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 
 }  // namespace detail

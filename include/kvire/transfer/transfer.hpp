@@ -54,12 +54,25 @@ Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuild
                                                                    const PageLedger<Second, Backend>& second, const PagePlan<First, Second>& plan,
                                                                    bool to_second) {
   if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), "s"); !s.ok()) return s.error();
-  if (Status s = builder.hold(first, plan.first, plan.first_generation, !to_second); !s.ok()) return s.error();
-  if (Status s = builder.hold(second, plan.second, plan.second_generation, to_second); !s.ok()) return s.error();
+  if (Status s = builder.hold(first, plan.first, plan.first_generation, plan.first_ledger, !to_second); !s.ok()) return s.error();
+  if (Status s = builder.hold(second, plan.second, plan.second_generation, plan.second_ledger, to_second); !s.ok()) return s.error();
   auto ids = std::make_shared<CheckedIds<std::int32_t>>();
   ids->from = to_second ? plain<std::int32_t>(plan.first) : plain<std::int32_t>(plan.second);
   ids->to = to_second ? plain<std::int32_t>(plan.second) : plain<std::int32_t>(plan.first);
   return std::shared_ptr<const CheckedIds<std::int32_t>>(std::move(ids));
+}
+
+/// Refuses a page that one plan both reads and writes: the pairs are moved side by side, in no order. Both lists are of one memory.
+template <class PageId>
+Status check_apart(const std::string& pool, const std::vector<PageId>& first, const std::vector<PageId>& second) {
+  std::vector<std::int32_t> ids = plain<std::int32_t>(first);
+  sort(ids);
+  for (const PageId page : second) {
+    if (!contains(ids, page.value)) continue;
+    return Error{ErrorCode::duplicate, "pool " + pool + ": " + PageId::tag::name + " " + std::to_string(page.value) +
+                                           " is source and destination of one plan"};
+  }
+  return {};
 }
 
 /// One side of a token plan: slots in range, no destination twice, their pages held.
@@ -86,7 +99,7 @@ Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Ba
     const PageId page(static_cast<std::int32_t>(slot / P::tokens_per_page));
     if (pages.empty() || pages.back() != page) pages.push_back(page);
   }
-  return builder.hold(ledger, pages, {}, destination);
+  return builder.hold(ledger, pages, {}, {}, destination);
 }
 
 template <class P, class Backend, class First, class Second>
@@ -136,6 +149,11 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
   }
   auto labels = layers_of(options.layers, from.layers(), from.name());
   if (!labels.ok()) return labels.error();
+  if constexpr (Plan::granularity == Granularity::page && std::is_same_v<typename Plan::first_id, typename Plan::second_id>) {
+    if (pool_access::memory(from) == pool_access::memory(to)) {
+      if (Status s = check_apart(from.name(), plan.first, plan.second); !s.ok()) return s.error();
+    }
+  }
   TransferBuilder<Backend> builder(options, labels.value());
   auto ids = [&] {
     constexpr bool pages = Plan::granularity == Granularity::page;
@@ -192,7 +210,7 @@ Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream
 
 /// A load that is checked and owns its pages, to be issued later by any thread. `plan` is a PagePlan or a TokenPlan of HostPage and
 /// DevicePage. All ids are checked before any byte moves. Errors, naming pool, id and bound: mismatch for sides of different lengths or pools of
-/// different layers; out_of_range, invalid_argument and duplicate for ids (see PageLedger::hold) and for a destination named twice; stale for
+/// different layers, and for a PageRef of another pool; out_of_range, invalid_argument and duplicate for ids (see PageLedger::hold) and for a destination named twice; stale for
 /// a generation that has passed.
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan,

@@ -114,3 +114,24 @@ TEST_CASE("migrate: checks as a transfer does, between any sides") {
   CHECK(migrate(from, to, plan(a, b), stream, {.digest = true}).error().code == ErrorCode::unsupported);
   CHECK(migrate(from, to, plan(a, b), stream).value().wait().ok());
 }
+
+TEST_CASE("migrate: a page of one pool is not both source and destination; in another pool its id is another page's") {
+  using P = Bf16Contiguous<16, 128>;
+  auto pool = DevicePool<P, Host>::make({.layers = 1, .pages = 4, .name = "one"}).value();
+  auto other = DevicePool<P, Host>::make({.layers = 1, .pages = 4}).value();
+  auto pages = pool.allocate(3).value();
+  auto others = other.allocate(3).value();
+  fill_rows(pool, pages[0].id());
+  fill_rows(pool, pages[1].id());
+  const auto first = row(pool, pages[0].id(), 0, 3);
+  auto stream = Stream<Host>::make().value();
+  const auto swapped = migrate(pool, pool, plan(std::vector{pages[0], pages[1]}, std::vector{pages[1], pages[0]}), stream);
+  REQUIRE_FALSE(swapped.ok());
+  CHECK(swapped.error().code == ErrorCode::duplicate);
+  CHECK(contains(swapped.error().message, "pool one: device page 2 is source and destination"));
+  CHECK(row(pool, pages[0].id(), 0, 3) == first);
+  CHECK(migrate(pool, pool, plan(std::vector{pages[0]}, std::vector{pages[2]}), stream).value().wait().ok());
+  CHECK(row(pool, pages[2].id(), 0, 3) == first);
+  CHECK(migrate(pool, other, plan(std::vector{pages[0], pages[1]}, std::vector{others[1], others[0]}), stream).value().wait().ok());
+  CHECK(row(other, others[1].id(), 0, 3) == first);
+}

@@ -425,6 +425,48 @@ TEST_CASE("transfer: issue is refused behind an unissued transfer of the same pa
   CHECK(holds(host, source.id(), 1));
 }
 
+TEST_CASE("transfer: of two that are prepared, the earlier may go, and the later waits for it") {
+  auto stream = Stream<Host>::make().value();
+  auto other = Stream<Host>::make().value();
+  auto device = Device::make({.layers = 1, .pages = 5}).value();
+  auto host = mirror_of(device, 5).value();
+  auto pages = device.allocate(2).value();
+  auto kept = host.allocate(2).value();
+  fill(device, pages[0].id(), 1);
+  fill(host, kept[1].id(), 2);
+  // Page 0 goes out to `kept[0]`, and `kept[1]` comes into page 0.
+  auto out = prepare_backup(device, host, plan(std::vector{kept[0]}, std::vector{pages[0]}), {.name = "out"}).value();
+  auto in = prepare_load(host, device, plan(std::vector{kept[1]}, std::vector{pages[0]}), {.name = "in"}).value();
+  CHECK(in.issue(other).error().code == ErrorCode::busy);
+  auto gone = out.issue(stream);
+  REQUIRE_MESSAGE(gone.ok(), gone.error().message);
+  auto came = in.issue(other);
+  REQUIRE_MESSAGE(came.ok(), came.error().message);
+  CHECK(came.value().wait(deadline_in(10s)).ok());
+  CHECK(gone.value().wait(deadline_in(10s)).ok());
+  CHECK(holds(host, kept[0].id(), 1));
+  CHECK(holds(device, pages[0].id(), 2));
+}
+
+TEST_CASE("transfer: a plan of references is refused by another pool, which owns a page of the same id") {
+  auto stream = Stream<Host>::make().value();
+  auto device = Device::make({.layers = 1, .pages = 4}).value();
+  auto other = Device::make({.layers = 1, .pages = 4, .name = "other"}).value();
+  auto host = mirror_of(device, 4).value();
+  auto source = host.allocate(1).value();
+  auto mine = device.allocate(1).value();
+  auto theirs = other.allocate(1).value();
+  REQUIRE(mine[0].id() == theirs[0].id());
+  fill(other, theirs[0].id(), 7);
+  const auto refused = load(host, other, plan(source, mine), stream);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::mismatch);
+  CHECK(contains(refused.error().message, "pool other: device page 1 of the plan is a page of another pool"));
+  CHECK(holds(other, theirs[0].id(), 7));
+  CHECK(contains(load(host, other, plan(source, std::vector<PageRef<DevicePage>>(1)), stream).error().message, "empty reference"));
+  CHECK(load(host, other, plan(source, theirs), stream).value().wait(deadline_in(10s)).ok());
+}
+
 TEST_CASE("transfer: a load whose source page failed to be written fails too") {
   auto stream = stream_with([](const CopyInfo& info) { return info.direction == CopyDirection::device_to_host ? Fault::fail("lost") : Fault::none(); });
   auto hold_stream = Stream<Host>::make().value();
