@@ -86,4 +86,14 @@ struct Vector16 {
 static_assert(require_reader<Fp8WithScale<64, 128>, Vector16>());
 #elif KVIRE_FAIL == 15  // expect: layout.reader-tokens
 static_assert(require_reader<Bf16Contiguous<256, 128>, BulkReader>());
+#elif KVIRE_FAIL == 16  // expect: layout.scale-rule
+// The scales would stay zero: no rule fills them.
+struct P : PageLayout<64, 1, Plane<Field<role::Value, Element::e4m3, 128>>, Plane<Field<role::Scale, Element::f32, 1>>> {};
+static_assert(require_layout<P>());
+#elif KVIRE_FAIL == 17  // expect: layout.scale-rule
+// A rule for a role that no field has.
+struct P : PageLayout<64, 1, Plane<Field<role::Value, Element::e4m3, 128>>> {
+  using Scaling = ScaleRule<role::Nope, 128>;
+};
+static_assert(require_layout<P>());
 #endif

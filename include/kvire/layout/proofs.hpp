@@ -112,6 +112,16 @@ constexpr kstd::int64_t scale_capacity() {
   return static_cast<kstd::int64_t>(P::template count_of<role::Scale>) * P::Scaling::block;
 }
 
+/// A scale field has a rule that fills it, and a rule has a scale field and a field to scale.
+template <class P>
+constexpr bool scale_has_rule() {
+  if constexpr (kstd::is_void_v<typename P::Scaling::of>) {
+    return !P::template has<role::Scale>;
+  } else {
+    return P::template has<role::Scale> && P::template has<typename P::Scaling::of>;
+  }
+}
+
 /// Calls f(first byte, bytes) for each contiguous run that rows [first, first + count) of a page occupy: one run a plane, or a single
 /// one where the rows are the whole page (its padding included).
 template <class P, class F>

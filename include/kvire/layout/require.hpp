@@ -63,6 +63,13 @@ struct ScaleCount {
                 "Fix: set the scale count to elements / block, or change the block of the policy's Scaling.");
 };
 
+template <class P, bool HasScale, bool Paired>
+struct ScaleHasRule {
+  static_assert(Paired,
+                "kvire [layout.scale-rule]: a field of role::Scale and a Scaling rule come together. A scale without a rule is never written, a rule without one "
+                "has nowhere to write. Fix: add `using Scaling = ScaleRule<role, block>` for a role of the policy, or give the field a role of its own.");
+};
+
 }  // namespace rule
 
 /// Checks every layout rule of a policy; each pool, view and kernel asks for it. Cheap: a few dozen constant-evaluation steps.
@@ -75,6 +82,7 @@ constexpr bool require_layout() {
     (void)sizeof(rule::ExactCover<P, P::page_bytes, covers_exactly_once<P>()>);
     (void)sizeof(rule::Aligned<P, first_misaligned<P>()>);
     (void)sizeof(rule::UniqueRoles<P, roles_are_unique<P>()>);
+    (void)sizeof(rule::ScaleHasRule<P, P::template has<role::Scale>, scale_has_rule<P>()>);
     (void)sizeof(rule::ScaleCount<P, scaled_elements<P>(), scale_capacity<P>()>);
   }
   return true;

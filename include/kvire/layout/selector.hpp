@@ -74,8 +74,14 @@ inline ConfigDifference difference(const LayoutConfig& wanted, const LayoutConfi
 }
 
 inline Status require_complete(const LayoutConfig& c) {
+  const auto negative = [](const char* field, int value) {
+    return Error{ErrorCode::invalid_argument, std::string("layout configuration: ") + field + " is " + std::to_string(value) + ", below 0"};
+  };
   const auto missing = [](const char* field) { return Error{ErrorCode::invalid_argument, std::string("layout configuration: ") + field + " is not given; nothing defaults"}; };
   if (c.element.empty()) return missing("element");
+  if (c.tokens_per_page < 0) return negative("tokens_per_page", c.tokens_per_page);
+  if (c.dim < 0) return negative("dim", c.dim);
+  if (c.scale_block < -1) return negative("scale_block", c.scale_block);
   if (c.tokens_per_page <= 0) return missing("tokens_per_page");
   if (c.dim <= 0) return missing("dim");
   if (c.scale_format.empty()) return missing("scale_format");
@@ -86,21 +92,22 @@ inline Status require_complete(const LayoutConfig& c) {
 
 }  // namespace detail
 
-/// Calls f.template operator()<Policy>() for the one compiled policy that the configuration names and returns its Status. Otherwise an error
-/// that lists, nearest first, the compiled policies that differ in the fewest fields, and in what. Never guesses.
+/// Calls f.template operator()<Policy>() for the one compiled policy that the configuration names and returns its Status. Never guesses.
+/// Errors: unsupported, listing, nearest first, the compiled policies that differ in the fewest fields, and in what; duplicate, listing them,
+/// if the configuration names several (it says nothing about padding, content or order of fields).
 template <class... Policies, class F>
 Status select_layout(const LayoutConfig& config, PolicyList<Policies...>, F&& f) {
   if (Status complete = detail::require_complete(config); !complete) return complete;
   Status status;
-  bool found = false;
+  int found = 0;
   int fewest = 7;
   std::string near;
+  std::string named;
   const auto visit = [&]<class P>() {
-    if (found) return;
     const detail::ConfigDifference d = detail::difference(config, config_of<P>());
     if (d.count == 0) {
-      found = true;
-      status = f.template operator()<P>();
+      ++found;
+      named += std::string("\n  ") + P::name + ", " + std::to_string(P::page_bytes) + " bytes a page, content " + P::Content::text;
       return;
     }
     if (d.count < fewest) near.clear();
@@ -108,7 +115,16 @@ Status select_layout(const LayoutConfig& config, PolicyList<Policies...>, F&& f)
     fewest = d.count < fewest ? d.count : fewest;
   };
   (visit.template operator()<Policies>(), ...);
-  if (found) return status;
+  if (found > 1) {
+    return Error{ErrorCode::duplicate, "more than one compiled layout is: " + detail::text_of(config) + named + "\ncompile a list with one of them"};
+  }
+  if (found == 1) {
+    const auto call = [&]<class P>() {
+      if (detail::difference(config, config_of<P>()).count == 0) status = f.template operator()<P>();
+    };
+    (call.template operator()<Policies>(), ...);
+    return status;
+  }
   return Error{ErrorCode::unsupported, "no compiled layout is: " + detail::text_of(config) + (near.empty() ? "\n  (no policy is compiled in)" : "; nearest:" + near)};
 }
 

@@ -29,6 +29,35 @@ template <int Tokens>
 using Fp4Of = Fp4WithScale<Tokens, 128>;
 }  // namespace
 
+namespace {
+struct PaddedBf16 : PageLayout<64, 4096, Plane<Field<role::Value, Element::bf16, 128>>, Plane<Pad<8>>> {
+  static constexpr const char* name = "PaddedBf16";
+};
+}  // namespace
+
+TEST_CASE("a configuration that several compiled policies fit is refused, with their names") {
+  int calls = 0;
+  const auto count = [&]<class P>() -> Status {
+    ++calls;
+    return {};
+  };
+  const LayoutConfig config{"bf16", 64, 128, "none", 0, "contiguous"};
+  const Status status = select_layout(config, PolicyList<PaddedBf16, Bf16Contiguous<64, 128>, Fp8WithScale<64, 128>>{}, count);
+  REQUIRE(!status.ok());
+  CHECK(status.error().code == ErrorCode::duplicate);
+  CHECK(status.error().message.find("PaddedBf16, 20480 bytes a page") != std::string::npos);
+  CHECK(status.error().message.find("Bf16Contiguous, 16384 bytes a page") != std::string::npos);
+  CHECK(status.error().message.find("Fp8WithScale") == std::string::npos);
+  CHECK(calls == 0);
+  CHECK(select_layout(config, PolicyList<PaddedBf16, Fp8WithScale<64, 128>>{}, count).ok());
+  CHECK(calls == 1);
+  LayoutConfig negative = config;
+  negative.dim = -3;
+  const Status refused = select_layout(negative, PolicyList<PaddedBf16>{}, count);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message == "layout configuration: dim is -3, below 0");
+}
+
 TEST_CASE("a configuration names one compiled policy or gets the near misses") {
   std::string name;
   CHECK(select_name({"e4m3", 64, 128, "f32", 128, "planar"}, name).ok());
