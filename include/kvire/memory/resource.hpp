@@ -87,6 +87,12 @@ class BasicBuffer {
   static Result<BasicBuffer> make(Resource resource, std::int64_t bytes, std::int64_t alignment = pool_alignment) {
     auto memory = resource.allocate(bytes, alignment);
     if (!memory.ok()) return memory.error();
+    if (memory.value() == nullptr) return Error{ErrorCode::failed, resource.name() + ": a null pointer for " + std::to_string(bytes) + " bytes"};
+    const auto beyond = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory.value()) % static_cast<std::uintptr_t>(alignment));
+    if (beyond != 0) {
+      resource.deallocate(memory.value(), bytes, alignment);
+      return Error{ErrorCode::failed, resource.name() + ": memory " + std::to_string(beyond) + " bytes beyond a multiple of " + std::to_string(alignment)};
+    }
     BasicBuffer buffer;
     buffer.resource_ = std::move(resource);
     buffer.data_ = memory.value();

@@ -53,6 +53,12 @@ class PageLedger {
   using Ref = PageRef<PageId>;
   using Hold = PageHold<PageId, Backend>;
 
+  /// Whether a ledger may have so many pages. Error invalid_argument.
+  static Status check_pages(const std::string& name, std::int64_t pages) {
+    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) return {};
+    return Error{ErrorCode::invalid_argument, "pool " + name + ": " + std::to_string(pages) +
+                                                  " pages; a pool has the null page and at least one other, and ids below 2147483647"};
+  }
   /// `pages` counts the null page: ids are below it. Errors: invalid_argument if there is no other; exhausted if 20 bytes a page are not to be had.
   static Result<PageLedger> make(std::string name, std::int64_t pages) {
     if (auto ok = check_pages(name, pages); !ok.ok()) return ok.error();
@@ -239,11 +245,6 @@ class PageLedger {
     State::sweep_orphans();
   }
 
-  static Status check_pages(const std::string& name, std::int64_t pages) {
-    if (pages >= 2 && pages <= INT64_C(0x7FFFFFFF)) return {};
-    return Error{ErrorCode::invalid_argument, "pool " + name + ": " + std::to_string(pages) +
-                                                  " pages; a pool has the null page and at least one other, and ids below 2147483647"};
-  }
   static Error no_tables(const std::string& name, const Error& error) { return {error.code, "pool " + name + ", page ledger: " + error.message}; }
   Error exhausted(std::int64_t n) const {
     if (state_->external()) return {ErrorCode::unsupported, "pool " + name() + ": its pages are allocated by their owner, not by the pool"};

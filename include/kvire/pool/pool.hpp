@@ -13,7 +13,7 @@ struct PoolOptions {
   std::int64_t pages = 0;  ///< rows of memory a layer, the null page included: ids 1 to pages - 1 can be allocated
   Arrangement arrangement = Arrangement::layer_first;
   std::string name = {};                                 ///< for messages; none: side and policy
-  std::int64_t page_multiple = 1;                        ///< a page's stride is rounded up to this, for readers that need it
+  std::int64_t page_multiple = 1;                        ///< a page's stride is rounded up to this, for readers that need it; the stride keeps the alignment by which pages are moved
   std::optional<AnyResource> memory = {};                ///< none: the backend's default for the side
   std::optional<unsigned char> fill_on_free = {};        ///< overwrite pages that become free, so that use after free shows
 };
@@ -41,12 +41,16 @@ class PagePool {
   /// wanted.
   static Result<PagePool> make(PoolOptions options) {
     if (options.name.empty()) options.name = std::string(Side::name) + "." + P::name;
+    if (options.layers < 1) {
+      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": " + std::to_string(options.layers) + " layers, below 1"};
+    }
+    if (auto ok = Ledger::check_pages(options.name, options.pages); !ok.ok()) return ok.error();
+    // The pages first: what does not fit is refused before a table is filled for it.
+    auto slab = make_slab(options);
+    if (!slab.ok()) return slab.error();
     auto ledger = Ledger::make(options.name, options.pages);
     if (!ledger.ok()) return ledger.error();
-    if (options.layers < 1) {
-      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": " + std::to_string(options.layers) + " layers"};
-    }
-    return make_in(std::move(ledger).value(), options);
+    return over(std::move(ledger).value(), std::move(slab).value(), options);
   }
 
   PagePool(PagePool&&) noexcept = default;
@@ -74,12 +78,15 @@ class PagePool {
   std::int32_t used_pages() const { return ledger_.used_pages(); }
   std::uint32_t generation(page_id page) const { return ledger_.generation(page); }
 
+  /// Success for a row of memory, that of the null page included. Error out_of_range.
+  Status check_row(page_id page) const {
+    if (!page.none() && page.value < pages()) return {};
+    return Error{ErrorCode::out_of_range, "pool " + name_ + ": " + page_id::tag::name + " " + std::to_string(page.value) + " is not in 0 to " +
+                                              std::to_string(pages() - 1)};
+  }
   /// Overwrites a page of all layers (poison for tests: the null page, say). Errors: out_of_range.
   Status fill_page(page_id page, unsigned char value) {
-    if (page.none() || page.value >= pages()) {
-      return Error{ErrorCode::out_of_range, "pool " + name_ + ": " + page_id::tag::name + " " + std::to_string(page.value) + " is not in 0 to " +
-                                                std::to_string(pages() - 1)};
-    }
+    if (auto ok = check_row(page); !ok.ok()) return ok;
     return slab_->fill_page(page.value, value);
   }
 
@@ -101,9 +108,11 @@ class PagePool {
   }
 
   /// Checks the bytes of a page that the policy declares as padding, in all layers: nobody has a reason to write them.
+  /// Errors: mismatch, naming layer and byte; out_of_range.
   Status verify_padding(page_id page, unsigned char expected = 0) const
     requires(BackendMemory<Backend, Side>::addressable)
   {
+    if (auto ok = check_row(page); !ok.ok()) return ok;
     for (std::size_t layer = 0; layer < slab_->bases.size(); ++layer) {
       const std::byte* const bytes = slab_->page(layer, page.value);
       auto bad = detail::first_other_byte(bytes, P::used_bytes, P::page_bytes - P::used_bytes, expected);
@@ -125,18 +134,29 @@ class PagePool {
 
   // Options are checked but for the sizes; `layers` may be 0 here (an entry of a bundle that no kept layer owns).
   static Result<PagePool> make_in(Ledger ledger, const PoolOptions& options) {
-    if (options.page_multiple < 1 || options.page_multiple > P::page_bytes * 4) {
-      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": page multiple " + std::to_string(options.page_multiple)};
-    }
-    const detail::SlabShape shape{options.layers, options.pages, P::page_bytes, align_up(P::page_bytes, options.page_multiple),
-                                  options.arrangement};
-    using Memory = BackendMemory<Backend, Side>;
-    auto slab = detail::Slab<Backend>::make(options.name, shape, options.memory ? *options.memory : Memory::resource(shape.page_stride),
-                                   &Memory::fill);
+    auto slab = make_slab(options);
     if (!slab.ok()) return slab.error();
-    slab.value()->fill_on_free = options.fill_on_free;
-    ledger.attach_memory(slab.value());
-    return PagePool(std::move(ledger), std::move(slab).value(), options.name, options.arrangement, false);
+    return over(std::move(ledger), std::move(slab).value(), options);
+  }
+  static Result<std::shared_ptr<detail::Slab<Backend>>> make_slab(const PoolOptions& options) {
+    constexpr std::int64_t most = P::page_bytes * 4;
+    const std::string multiple = "pool " + options.name + ": page multiple " + std::to_string(options.page_multiple);
+    if (options.page_multiple < 1 || options.page_multiple > most) {
+      return Error{ErrorCode::invalid_argument, multiple + " is not in 1 to " + std::to_string(most)};
+    }
+    const std::int64_t stride = align_up(P::page_bytes, options.page_multiple);
+    if (stride % P::page_vector_bytes != 0) {
+      return Error{ErrorCode::mismatch, multiple + " makes a page stride of " + std::to_string(stride) + ", not a multiple of " +
+                                            std::to_string(P::page_vector_bytes) + " bytes, by which pages are moved"};
+    }
+    using Memory = BackendMemory<Backend, Side>;
+    return detail::Slab<Backend>::make(options.name, {options.layers, options.pages, P::page_bytes, stride, options.arrangement},
+                                       options.memory ? *options.memory : Memory::resource(stride), &Memory::fill);
+  }
+  static PagePool over(Ledger ledger, std::shared_ptr<detail::Slab<Backend>> slab, const PoolOptions& options) {
+    slab->fill_on_free = options.fill_on_free;
+    ledger.attach_memory(slab);
+    return PagePool(std::move(ledger), std::move(slab), options.name, options.arrangement, false);
   }
 
   Error damaged(const char* what, std::int32_t id, std::size_t layer, const std::string& bad) const {

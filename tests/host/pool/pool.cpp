@@ -331,3 +331,57 @@ TEST_CASE("pool: pages under a load are not free to evict, and a load without ro
   sources = {};
   CHECK(host.free_pages() == 4);
 }
+
+namespace {
+// Breaks what a resource promises: `offset` bytes beyond the alignment asked for, or no memory at all.
+struct Careless {
+  static constexpr bool zeroed = false;
+  std::int64_t offset = -1;
+  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) {
+    if (offset < 0) return static_cast<std::byte*>(nullptr);
+    return HostMemory{}.allocate(bytes + alignment, alignment).value() + offset;
+  }
+  void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) { HostMemory{}.deallocate(p - offset, bytes + alignment, alignment); }
+  std::string name() const { return "careless"; }
+};
+struct Refuses {
+  static constexpr bool zeroed = true;
+  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t) { return Error{ErrorCode::exhausted, std::to_string(bytes) + " bytes"}; }
+  void deallocate(std::byte*, std::int64_t, std::int64_t) {}
+  std::string name() const { return "refuses"; }
+};
+}  // namespace
+
+TEST_CASE("pool: a stride and memory that pages cannot be moved by are refused, with the numbers") {
+  using P = Fp8WithScale<64, 128>;
+  using Pool = DevicePool<P, Host>;
+  const auto error = [](const Result<Pool>& result) { return result.ok() ? Error{} : result.error(); };
+  const auto odd = Pool::make({.layers = 1, .pages = 4, .name = "p", .page_multiple = 7});
+  CHECK(error(odd).message == "pool p: page multiple 7 makes a page stride of 8449, not a multiple of 16 bytes, by which pages are moved");
+  CHECK(Pool::make({.layers = 1, .pages = 4, .page_multiple = 4096}).value().page_stride() == 12'288);
+  for (const std::int64_t multiple : {INT64_C(0), INT64_C(-3), INT64_C(100'000'000)}) {
+    CHECK(contains(error(Pool::make({.layers = 1, .pages = 4, .page_multiple = multiple})), std::to_string(multiple) + " is not in 1 to 33792"));
+  }
+  CHECK(contains(error(Pool::make({.layers = 1, .pages = 4, .memory = Careless{}})), "careless: a null pointer for 33792 bytes"));
+  CHECK(contains(error(Pool::make({.layers = 1, .pages = 4, .memory = Careless{4}})), "careless: memory 4 bytes beyond a multiple of 256"));
+  CHECK(Pool::make({.layers = 1, .pages = 4, .memory = Careless{0}}).ok());
+}
+
+TEST_CASE("pool: memory that is not to be had is refused before anything is set up for its pages") {
+  using Pool = DevicePool<Fp8WithScale<64, 128>, Host>;
+  // 43 GB of tables for 18 TB of pages: the tables alone would be refused, with another message.
+  const auto huge = Pool::make({.layers = 1, .pages = INT64_C(0x7FFFFFFF), .name = "huge", .memory = Refuses{}});
+  REQUIRE_FALSE(huge.ok());
+  CHECK(huge.error().message == "pool huge: " + std::to_string(INT64_C(0x7FFFFFFF) * 8'448) + " bytes");
+}
+
+TEST_CASE("pool: padding of a page that does not exist") {
+  auto pool = DevicePool<Latent, Host>::make({.layers = 1, .pages = 4, .name = "p"}).value();
+  for (const std::int32_t page : {-1, 4, 100'000}) {
+    const auto status = pool.verify_padding(DevicePage(page));
+    REQUIRE_FALSE(status.ok());
+    CHECK(status.error().code == ErrorCode::out_of_range);
+    CHECK(contains(status.error(), "is not in 0 to 3"));
+  }
+  CHECK(pool.verify_padding(DevicePage(3)).ok());
+}

@@ -45,6 +45,7 @@ Status verify_free(const DevicePool<P, Cuda>& pool, unsigned char fill_on_free) 
 /// PagePool::verify_padding for a page of the device.
 template <class P>
 Status verify_padding(const DevicePool<P, Cuda>& pool, DevicePage page, unsigned char expected = 0) {
+  if (auto ok = pool.check_row(page); !ok.ok()) return ok;
   return detail::each_layer(pool, page, [&](const std::byte* bytes) {
     auto bad = detail::first_other_byte(bytes, P::used_bytes, P::page_bytes - P::used_bytes, expected);
     for (const Section& s : P::table.sections) {
