@@ -59,18 +59,23 @@ class Cache {
       block->asked = true;
       block->full.file = there && there->first;
       block->window.file = there && there->second;
+      block->kept = block->kept || there;
     }
     return block;
   }
 
   /// A block of the index is complete: with a file tier, it goes there, by way of the host.
   void keep(const std::shared_ptr<Block>& block) {
-    if (!files_ || block->full.file) return;
+    if (!files_ || block->kept) return;
+    block->kept = true;
     keep_on_host<Full>(*block);
     keep_on_host<Window>(*block);
     if (auto status = tiers_->issue_backups(); !status.ok() && failure_.ok()) failure_ = status;
     to_store_.push_back(block);
   }
+
+  /// Grows when blocks turn out not to come back from files: what was to be acquired may be shorter now, and worth another try.
+  std::int64_t lost_blocks() const { return lost_blocks_; }
 
   /// Of the file tier, if there is one.
   kvire::FileTierStats file_stats() const { return files_ ? files_->stats() : kvire::FileTierStats(); }
@@ -216,6 +221,7 @@ class Cache {
       if (p.device || p.host || !p.file) return kvire::PageRef<kvire::HostPage>();
       auto page = take_host<Space>(clock_);
       p.file = static_cast<bool>(page);
+      lost_blocks_ += page ? 0 : 1;
       return page;
     };
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -223,7 +229,7 @@ class Cache {
       if (i >= first_window) f.window = room.template operator()<Window>(*blocks[i]);
       if (f.full || f.window) fetches.push_back(std::move(f));
     }
-    if (!fetches.empty()) files_->fetch(fetches, tiers_->host());
+    if (!fetches.empty()) lost_blocks_ += files_->fetch(fetches, tiers_->host());
   }
 
   template <class Space>
@@ -304,6 +310,7 @@ class Cache {
   typename Io::Shared shared_;  // what steps hand on to each other
   std::unique_ptr<BlockFiles> files_;  // none: no file tier
   std::vector<std::weak_ptr<Block>> to_store_;
+  std::int64_t lost_blocks_ = 0;
   PrefixIndex index_;
   std::vector<std::weak_ptr<Block>> blocks_;
   std::uint64_t clock_ = 0;

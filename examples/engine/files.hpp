@@ -73,12 +73,12 @@ class Files {
     return true;
   }
 
-  /// Reads blocks into host pages that the caller has allocated, all at once; waits.
+  /// Reads blocks into host pages that the caller has allocated, all at once; waits. Returns how many did not arrive.
   struct Fetch {
     Block* block = nullptr;
     kvire::PageRef<kvire::HostPage> full, window;  ///< empty: not wanted
   };
-  void fetch(const std::vector<Fetch>& fetches, Pool& host) {
+  std::int64_t fetch(const std::vector<Fetch>& fetches, Pool& host) {
     std::vector<typename Tier::Wanted> wanted;
     for (const Fetch& f : fetches) {
       wanted.push_back({key(f.block->name, f.block->depth), {}});
@@ -86,8 +86,11 @@ class Files {
       if (f.window) wanted.back().pages.template of<Window>().push_back(f.window);
     }
     const auto events = tier_.load(host, std::move(wanted));
+    std::int64_t lost = 0;
     for (std::size_t i = 0; i < events.size(); ++i) {
       const bool arrived = events[i].wait().ok();
+      lost += arrived ? 0 : 1;
+      fetches[i].block->kept = arrived;
       // What did not arrive is nowhere: the block is computed again.
       const auto land = [&](Place& place, const kvire::PageRef<kvire::HostPage>& page) {
         if (!page) return;
@@ -97,6 +100,7 @@ class Files {
       land(fetches[i].block->full, fetches[i].full);
       land(fetches[i].block->window, fetches[i].window);
     }
+    return lost;
   }
 
   void finish() {

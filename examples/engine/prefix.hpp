@@ -39,6 +39,7 @@ struct Block {
   std::uint64_t used_at = 0;
   bool indexed = false;
   bool asked = false;          ///< the file tier has been asked for it
+  bool kept = false;           ///< the file tier has it, or has been given it
   kvire::Hash128 name = {};    ///< of the whole prefix, for the file tier; of indexed blocks
 };
 

@@ -83,8 +83,12 @@ class Scheduler {
       for (const SessionPtr& s : sessions_) {
         if (s->active || (!insist && s->pause_left > 0)) continue;
         if (any_active() && (insist || cache_.available_pages() < blocks_for(total_tokens(requests_[s->request])))) return;
-        keep_what_is_left(*s);
-        s->active = cache_.acquire(s->blocks, first_window_block(s->computed));
+        std::int64_t lost = 0;
+        do {
+          lost = cache_.lost_blocks();
+          keep_what_is_left(*s);
+          s->active = cache_.acquire(s->blocks, first_window_block(s->computed));
+        } while (!s->active && cache_.lost_blocks() != lost);
       }
     }
   }
@@ -132,7 +136,11 @@ class Scheduler {
         }
         s->computed = static_cast<std::int64_t>(s->blocks.size()) * page_raw_tokens;
       }
-      if (!cache_.acquire(s->blocks, first_window_block(s->computed))) return;
+      const std::int64_t lost = cache_.lost_blocks();
+      if (!cache_.acquire(s->blocks, first_window_block(s->computed))) {
+        if (cache_.lost_blocks() != lost) continue;  // a shorter prefix may do
+        return;
+      }
       s->row = cache_.request_row();
       s->active = true;
       replay_.stats.prompt_tokens += static_cast<std::int64_t>(request.prompt.size());
@@ -251,8 +259,8 @@ class Scheduler {
         block = std::move(known);
       } else {
         cache_.index().insert(block, tokens);
-        cache_.keep(block);
       }
+      cache_.keep(block);
     }
   }
 

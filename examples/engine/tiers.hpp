@@ -96,11 +96,12 @@ class Tiers {
     return device_.template ledger<Space>().free_pages();
   }
 
-  /// Notes a page for the round's load. The host page stays owned until the load holds it.
+  /// Notes a page for the round's load. Both pages stay owned until the load holds them: whoever asked for it may give up before it is issued.
   template <class Space>
   void load(const HostRef& from, const DeviceRef& to) {
     loads_.template of<Space>().push_back({from.id(), to.id()});
     held_.push_back(from);
+    held_device_.push_back(to);
   }
   /// Notes a page for the next backup; `issue_backups` follows before the references go.
   template <class Space>
@@ -149,6 +150,7 @@ class Tiers {
     }
     loads_ = {};
     held_.clear();
+    held_device_.clear();
     return skips_gate() ? gate_.begin({}, compute_) : gate_.begin({loading_}, compute_);
   }
 
@@ -229,6 +231,7 @@ class Tiers {
   kvire::Gate<Backend> gate_;
   Moves loads_, backups_;
   std::vector<HostRef> held_;
+  std::vector<DeviceRef> held_device_;
   std::deque<kvire::Ticket<Backend>> under_way_;  // backups
   kvire::Ticket<Backend> loading_;
   kvire::Status failure_;
