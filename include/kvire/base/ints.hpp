@@ -44,4 +44,10 @@ KVIRE_HD constexpr kstd::int64_t checked_mul(kstd::int64_t a, kstd::int64_t b) {
   return b != 0 && a > INT64_C(0x7FFFFFFFFFFFFFFF) / b ? -1 : a * b;
 }
 
+/// a + b for non-negative operands, likewise; an operand of -1 gives -1.
+KVIRE_HD constexpr kstd::int64_t checked_add(kstd::int64_t a, kstd::int64_t b) {
+  if (a < 0 || b < 0) return -1;
+  return a > INT64_C(0x7FFFFFFFFFFFFFFF) - b ? -1 : a + b;
+}
+
 KVIRE_NAMESPACE_END

@@ -53,9 +53,15 @@ using Deadline = Clock::time_point;
 /// Wait without end.
 inline constexpr Deadline no_deadline = Deadline::max();
 
+/// The moment `d` from now; at once for a negative one, `no_deadline` for one beyond what the clock can count.
 template <class Rep, class Period>
 Deadline deadline_in(std::chrono::duration<Rep, Period> d) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(d);
+  using Seconds = std::chrono::duration<double>;
+  const Deadline now = Clock::now();
+  if (!(d > d.zero())) return now;
+  // In floating point, and a second below the bound, since `d` may not fit the clock's own unit.
+  if (Seconds(d) >= Seconds(no_deadline - now) - Seconds(1)) return no_deadline;
+  return now + std::chrono::duration_cast<Clock::duration>(d);
 }
 
 KVIRE_NAMESPACE_END

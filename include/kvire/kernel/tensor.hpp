@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <kvire/base/ints.hpp>
 #include <kvire/base/result.hpp>
 #include <kvire/layout/element.hpp>
 
@@ -19,9 +20,13 @@ struct Tensor {
   T* data = nullptr;
   std::int64_t extent[Rank] = {};
 
+  /// The product of the extents; -1 if one is negative or it does not fit 63 bits.
   std::int64_t elements() const {
     std::int64_t n = 1;
-    for (const std::int64_t e : extent) n *= e;
+    for (const std::int64_t e : extent) {
+      if (e == 0) return 0;
+    }
+    for (const std::int64_t e : extent) n = checked_mul(n, e);
     return n;
   }
   template <class U>
@@ -85,7 +90,11 @@ class ArgumentCheck {
     bool equal = true;
     for (int i = 0; i < Rank; ++i) equal = equal && tensor.extent[i] == want[i];
     if (!equal) require(false, ErrorCode::mismatch, std::string(what) + " is " + text(tensor.extent) + ", " + from + " need " + text(want));
-    memory(what, tensor.data, equal ? tensor.elements() : 0);
+    bool negative = false;
+    for (const std::int64_t e : tensor.extent) negative = negative || e < 0;
+    const std::int64_t elements = equal && !negative ? tensor.elements() : 0;
+    if (elements < 0) require(false, ErrorCode::out_of_range, std::string(what) + " is " + text(tensor.extent) + ", which is more than 63 bits can count");
+    memory(what, tensor.data, elements);
   }
   void memory(const char* what, const void* data, std::int64_t elements) {
     if (data == nullptr && elements > 0) require(false, ErrorCode::invalid_argument, std::string(what) + " has " + std::to_string(elements) + " elements and no memory");

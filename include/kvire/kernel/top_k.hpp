@@ -45,7 +45,7 @@ inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<
     check.between("page_table.extent[1]", table.extent[1], 0, detail::most_int32);
     check.between("tokens_per_page", options.tokens_per_page, 1, detail::most_int32);
     check.between("pages", options.pages, 0, detail::most_int32);
-    table_tokens = table.extent[1] * options.tokens_per_page;
+    if (check.ok()) table_tokens = table.extent[1] * options.tokens_per_page;
   }
   check.require(has_table || !options.translate, ErrorCode::invalid_argument, "translate needs a page table");
   check.require(supports(options.level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(options.level));

@@ -37,7 +37,9 @@ class Guarded {
   Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) {
     if (auto ok = detail::check_request(name(), bytes, alignment); !ok.ok()) return ok.error();
     const std::int64_t fence = fence_bytes(alignment);
-    auto memory = upstream_.allocate(bytes + 2 * fence, alignment);
+    const std::int64_t fenced = checked_add(bytes, checked_mul(fence, 2));
+    if (fenced < 0) return Error{ErrorCode::exhausted, name() + ": " + std::to_string(bytes) + " bytes and two fences do not fit 63 bits"};
+    auto memory = upstream_.allocate(fenced, alignment);
     if (!memory.ok()) return memory;
     std::byte* const user = memory.value() + fence;
     fill(user - fence, GuardPatterns::fence, fence);

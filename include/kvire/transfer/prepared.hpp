@@ -53,7 +53,10 @@ class KVIRE_NODISCARD PreparedTransfer {
   /// busy, if a transfer of the same pages that was prepared earlier has not been issued itself (a later one waits for this); invalid_argument, if this one has been issued.
   Result<Ticket<Backend>> issue(Stream<Backend>& stream) {
     using Engine = detail::TransferEngine<Backend>;
-    if (!progress_) return Error{ErrorCode::invalid_argument, "a transfer is issued once"};
+    if (!progress_) return Error{ErrorCode::invalid_argument, "an empty transfer: it was issued before, or never prepared"};
+    if (wait_limit_.count() < 0) {
+      return Error{ErrorCode::invalid_argument, "transfer '" + progress_->name() + "': wait_limit is " + std::to_string(wait_limit_.count()) + " ms, below 0"};
+    }
     std::vector<detail::TransferWait<Backend>> waits;
     for (const auto& event : after_) {
       if (!event.valid()) return Error{ErrorCode::invalid_argument, "transfer '" + progress_->name() + "': an empty event among those to wait for"};

@@ -66,7 +66,7 @@ using TransferState = BasicTransferState<void>;
 
 /// A transfer under way. Owns its pages on both sides until every copy is proven finished: they cannot be handed out or evicted before.
 /// The destructor never waits; pages whose copies still run go to the draining list with the transfer's event. Destroying either pool is
-/// legal at any time: the bytes live as long as the copies.
+/// legal at any time: the bytes live as long as the copies. An empty ticket (made by default, or moved from) stands for no transfer.
 template <class Backend>
 class KVIRE_NODISCARD Ticket {
  public:
@@ -75,32 +75,37 @@ class KVIRE_NODISCARD Ticket {
   Ticket& operator=(Ticket&&) noexcept = default;
 
   explicit operator bool() const { return progress_ != nullptr; }
-  const std::string& name() const { return progress_->name(); }
+  /// Empty for an empty ticket.
+  std::string name() const { return progress_ ? progress_->name() : std::string(); }
   /// For gates; shared, and valid after the ticket has gone.
   std::shared_ptr<LoadProgress<Backend>> progress() const { return progress_; }
-  /// Final when the last copy has finished or failed.
-  const Event<Backend>& event() const { return progress_->done(); }
+  /// Final when the last copy has finished or failed; an empty event for an empty ticket.
+  Event<Backend> event() const { return progress_ ? progress_->done() : Event<Backend>(); }
 
   /// pending until the event is final, then complete or failed, for good.
   EventState state() const { return event().query(); }
-  /// Blocks until the transfer is final. Errors: its failure; timeout, which proves nothing: the pages stay held.
+  /// Blocks until the transfer is final. Errors: its failure; timeout, which proves nothing: the pages stay held; invalid_argument for an
+  /// empty ticket.
   Status wait(Deadline deadline = no_deadline) const {
+    if (!progress_) return Error{ErrorCode::invalid_argument, "waiting on an empty ticket: it stands for no transfer"};
     if (Status status = event().wait(deadline); !status.ok()) return Error{status.error().code, "transfer '" + name() + "': " + status.error().message};
     return {};
   }
 
   /// What has arrived so far.
-  std::vector<MovedCount> moved() const { return shared_->moved.counts(); }
+  std::vector<MovedCount> moved() const { return shared_ ? shared_->moved.counts() : std::vector<MovedCount>(); }
   /// Sum of the bytes.
-  std::int64_t bytes() const { return shared_->moved.bytes(); }
+  std::int64_t bytes() const { return shared_ ? shared_->moved.bytes() : 0; }
 
   /// Checksums over everything moved, with TransferOptions::digest and once the ticket is complete. Equal here (or the transfer has failed),
   /// and equal to those of any transfer of the same content by the same plan positions.
   Digest source_digest() const {
+    if (!shared_) return {};
     std::lock_guard lock(shared_->mutex);
     return shared_->source;
   }
   Digest destination_digest() const {
+    if (!shared_) return {};
     std::lock_guard lock(shared_->mutex);
     return shared_->destination;
   }

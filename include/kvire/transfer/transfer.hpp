@@ -118,11 +118,11 @@ Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuil
 /// The numbers of the positions that a range names. Error out_of_range.
 template <class Int = std::int32_t>
 Result<std::vector<Int>> layers_of(const LayerRange& range, int layers, const std::string& pool) {
-  const std::int32_t count = range.count < 0 ? layers - range.first : range.count;
-  if (range.first < 0 || range.first > layers || count > layers - range.first) {
-    return Error{ErrorCode::out_of_range, "pool " + pool + ": layers " + std::to_string(range.first) + " to " +
-                                              std::to_string(static_cast<std::int64_t>(range.first) + count - 1) + " of " + std::to_string(layers)};
+  if (range.first < 0 || range.first > layers || range.count < -1 || range.count > layers - range.first) {
+    return Error{ErrorCode::out_of_range, "pool " + pool + ": " + std::to_string(range.count) + " layers from " + std::to_string(range.first) + " of " +
+                                              std::to_string(layers)};
   }
+  const std::int32_t count = range.count < 0 ? layers - range.first : range.count;
   std::vector<Int> labels(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = range.first + static_cast<Int>(i);
   return labels;

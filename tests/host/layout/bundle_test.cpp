@@ -75,3 +75,22 @@ TEST_CASE("a byte budget is never exceeded and sums every companion") {
     if (pages.of<space::Full>() > 0) CHECK(pages_for<Flash>(pages.of<space::Full>() + 1, ratios).bytes().count > budget);
   }
 }
+
+TEST_CASE("numbers of a budget that do not fit 63 bits are held by no budget") {
+  constexpr std::int64_t most = INT64_C(0x7FFFFFFFFFFFFFFF);
+  BundlePages<Flash> pages;
+  for (auto& count : pages.count) count = INT64_C(1) << 60;
+  CHECK(pages.bytes().count == most);
+  for (auto& count : pages.count) count = -5;
+  CHECK(pages.bytes().count == 0);
+  CHECK(PageRatio{1, 0, 1}.apply(100) == most);
+  CHECK(PageRatio{-1, 2, 1}.apply(100) == most);
+  CHECK(PageRatio{most, 1, 1}.apply(2) == most);
+  CHECK(PageRatio{1, 4, 3}.apply(100) == 25);
+  CHECK(PageRatio{1, 4, 3}.apply(5) == 3);
+  PageRatio ratios[Flash::space_count] = {};
+  for (const int layers : {0, -3, Flash::layers + 1}) CHECK(pages_in_budget<Flash>(Bytes(INT64_C(1) << 40), ratios, layers).bytes().count == 0);
+  CHECK(pages_in_budget<Flash>(Bytes(INT64_C(1) << 40), ratios).bytes().count > 0);
+  for (auto& ratio : ratios) ratio = {most, 1, 1};
+  CHECK(pages_in_budget<Flash>(Bytes(INT64_C(1) << 40), ratios).count[0] <= 1);
+}

@@ -126,3 +126,10 @@ TEST_CASE("memory: guarded memory names the first bad byte") {
     CHECK(guarded.last_error().error().code == ErrorCode::mismatch);
   }
 }
+
+TEST_CASE("guarded: a size that the fences would wrap is refused") {
+  const auto refused = Guarded<HostMemory>().allocate(INT64_C(0x7FFFFFFFFFFFFFFF), 64);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::exhausted);
+  CHECK(refused.error().message.find("9223372036854775807 bytes and two fences") != std::string::npos);
+}

@@ -511,3 +511,33 @@ TEST_CASE("transfer: many scattered pages are one batch a layer, to the byte") {
   CHECK(stats->bytes() == 4 * 600 * P::page_bytes);
   CHECK(stats->counts().size() == 1);
 }
+
+TEST_CASE("transfer: an empty ticket answers, and numbers that mean nothing are refused") {
+  auto stream = Stream<Host>::make().value();
+  auto device = Device::make({.layers = 3, .pages = 4, .name = "d"}).value();
+  auto host = mirror_of(device, 4).value();
+  auto page = device.allocate(1).value();
+  auto source = host.allocate(1).value();
+  const auto pairs = plan(source, page);
+  for (const LayerRange range : {LayerRange{INT32_MIN, -1}, LayerRange{0, -7}, LayerRange{1, 3}, LayerRange{4, -1}, LayerRange{0, INT32_MAX}}) {
+    const auto refused = load(host, device, pairs, stream, {.layers = range});
+    REQUIRE_FALSE(refused.ok());
+    CHECK(contains(refused.error().message, std::to_string(range.count) + " layers from " + std::to_string(range.first) + " of 3"));
+  }
+  CHECK(contains(load(host, device, pairs, stream, {.wait_limit = -5ms}).error().message, "wait_limit is -5 ms, below 0"));
+  auto ticket = load(host, device, pairs, stream, {.wait_limit = std::chrono::milliseconds::max()}).value();
+  const auto moved = std::move(ticket);
+  CHECK(moved.wait(deadline_in(std::chrono::milliseconds::max())).ok());
+  const Ticket<Host> made;
+  for (const Ticket<Host>* one : {&made, static_cast<const Ticket<Host>*>(&ticket)}) {
+    const Ticket<Host>& empty = *one;
+    CHECK_FALSE(static_cast<bool>(empty));
+    CHECK(empty.wait().error().code == ErrorCode::invalid_argument);
+    CHECK(empty.state() == EventState::unrecorded);
+    CHECK_FALSE(empty.event().valid());
+    CHECK(empty.name().empty());
+    CHECK(empty.moved().empty());
+    CHECK(empty.bytes() == 0);
+    CHECK(empty.source_digest() == empty.destination_digest());
+  }
+}
