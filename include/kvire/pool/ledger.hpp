@@ -189,10 +189,12 @@ class PageLedger {
   // --- transfers ---
 
   /// Pins owned pages, all or none, until `event` is final, and registers the work so that later writers can wait for it. The event may
-  /// still be unrecorded. `stream`, `order`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; busy, for
+  /// still be unrecorded. `stream`, `order`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; invalid_argument
+  /// for an empty event; busy, for
   /// PageUse::store, if a page has further owners. An owner that joins later finds the hold.
   Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr,
                     TransferOrder order = {}) {
+    if (!event.valid()) return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold with an empty event would never end"};
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
     for (PageId page : pages) ids.push_back(page.value);

@@ -47,10 +47,13 @@ struct QueueWait<Backend> {
 }  // namespace detail
 
 /// Runs `f(views...)` as work of the stream, under the leases: a kernel of the caller's own. Skipped if a load of the leases has failed.
-/// `f` may return a Status, whose error fails the stream.
+/// `f` may return a Status, whose error fails the stream; so does an empty lease.
 template <HostTag Backend, class F, class... Leases>
 void launch(Stream<Backend>& stream, F&& f, const Leases&... leases) {
   static_assert((require_lease<Leases>() && ...));
+  Status given;
+  ((given.ok() ? void(given = kernel_access::given(leases)) : void()), ...);
+  if (!given.ok()) return stream.launch([given] { return given; });
   stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
     if (!(kernel_access::ready(leases) && ...)) return {};
     if constexpr (std::is_same_v<decltype(f(views...)), Status>) {

@@ -100,7 +100,7 @@ class Lease {
   using view = std::conditional_t<CanWrite, PageView<P, Backend>, ConstPageView<P, Backend>>;
   static constexpr bool can_write = CanWrite;
 
-  /// Permits nothing; to be assigned to before a kernel takes it.
+  /// Permits nothing, and a kernel that is given it is refused; to be assigned to before.
   Lease() = default;
 
  private:
@@ -171,20 +171,29 @@ struct kernel_access {
   /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream.
   template <class P, class B, bool W>
   static typename Lease<P, B, W>::view view(const Lease<P, B, W>& lease, Stream<B>& stream) {
+    if (!lease.state_) return lease.view_;
     queue_waits(*lease.state_, stream);
     lease.state_->end.used(stream);
     return lease.view_;
   }
 
+  /// Error invalid_argument for a lease that nobody gave: made by default, or moved from. `launch` asks before it queues anything.
+  template <class Lease>
+  static Status given(const Lease& lease) {
+    if (lease.state_) return {};
+    return Error{ErrorCode::invalid_argument, "a kernel was given an empty lease, which permits nothing"};
+  }
+
   /// Asked by host kernels when they run: false if a load they depend on has failed. They then do nothing; the step reports the failure.
   template <class Lease>
   static bool ready(const Lease& lease) {
-    return !lease.state_->failure || lease.state_->failure->status().ok();
+    return !lease.state_ || !lease.state_->failure || lease.state_->failure->status().ok();
   }
 
   /// Whether a page may be written under this lease; kernels skip and count the others.
   template <class P, class B>
   static bool covers(const WriteLease<P, B>& lease, std::int32_t page) {
+    if (!lease.state_) return false;
     const auto& pages = lease.state_->pages;
     return lease.state_->any_page || detail::contains(pages, page);
   }
@@ -192,13 +201,13 @@ struct kernel_access {
   /// The pages that a write lease is limited to, ascending; null if to none in particular. For kernels that cannot ask page by page.
   template <class P, class B>
   static const std::vector<std::int32_t>* limit(const WriteLease<P, B>& lease) {
-    return lease.state_->any_page ? nullptr : &lease.state_->pages;
+    return !lease.state_ || lease.state_->any_page ? nullptr : &lease.state_->pages;
   }
 
   /// Marks the step failed, for kernels that find their input unusable at run time.
   template <class Lease>
   static void fail(const Lease& lease, Error error) {
-    if (lease.state_->failure) lease.state_->failure->fail(std::move(error));
+    if (lease.state_ && lease.state_->failure) lease.state_->failure->fail(std::move(error));
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -223,4 +224,35 @@ TEST_CASE("stream: destroyed inside its own work") {
     });
   }
   CHECK(done.wait(deadline_in(10s)).ok());
+}
+
+TEST_CASE("stream: a wait limit below nothing is refused") {
+  const auto negative = Stream<Host>::make({.name = "s", .wait_limit = -1ms});
+  REQUIRE_FALSE(negative.ok());
+  CHECK(negative.error().message == "stream 's': wait_limit is -1 ms, below 0");
+}
+
+#if KVIRE_EXCEPTIONS
+TEST_CASE("threads: a system that has none to give is an error, not the end of the process") {
+  // Fails as std::thread does, and where it does.
+  struct Refused {
+    Refused() = default;
+    Refused(const Refused&) { throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)); }
+    void operator()() const {}
+  };
+  const Refused refused;
+  const auto thread = detail::start_thread("stream 's'", refused);
+  REQUIRE_FALSE(thread.ok());
+  CHECK(thread.error().code == ErrorCode::exhausted);
+  CHECK(thread.error().message.find("stream 's': no thread to be had: ") == 0);
+}
+#endif
+
+TEST_CASE("deadlines: beyond the clock is without end, below nothing is now") {
+  CHECK(deadline_in(std::chrono::milliseconds::max()) == no_deadline);
+  CHECK(deadline_in(std::chrono::hours::max()) == no_deadline);
+  CHECK(deadline_in(std::chrono::milliseconds::min()) < Clock::now() + 1s);
+  const Deadline soon = deadline_in(10s);
+  CHECK(soon > Clock::now() + 5s);
+  CHECK(soon < Clock::now() + 11s);
 }

@@ -307,3 +307,10 @@ TEST_CASE("top-k: the body gives the same answer with any group") {
     }
   }
 }
+
+TEST_CASE("tensor: a count of elements that does not fit is not a number of elements") {
+  CHECK(Tensor<const float, 2>{nullptr, {3, 4}}.elements() == 12);
+  CHECK(Tensor<const float, 2>{nullptr, {INT64_C(1) << 62, 4}}.elements() == -1);
+  CHECK(Tensor<const float, 2>{nullptr, {-3, 4}}.elements() == -1);
+  CHECK(Tensor<const float, 3>{nullptr, {INT64_C(1) << 62, 4, 0}}.elements() == 0);
+}

@@ -538,3 +538,13 @@ TEST_CASE("ledger: pools die while their transfers run, on several threads") {
   (void)make(2);
   CHECK(alive == 0);
 }
+
+TEST_CASE("ledger: a hold with an empty event is refused: its page would drain for ever") {
+  auto ledger = make(4);
+  auto ref = ledger.allocate().value();
+  const DevicePage one[] = {ref.id()};
+  const auto refused = ledger.hold(one, PageUse::read, Event<Host>());
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::invalid_argument);
+  CHECK(ledger.holds(ref.id()) == 0);
+}

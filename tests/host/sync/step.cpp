@@ -414,3 +414,15 @@ TEST_CASE("gather: -1 is left out, an id beyond the pool fails the stream and ne
   REQUIRE_FALSE(status.ok());
   CHECK(contains(status.error().message, "2147483647 is not below 4"));
 }
+
+TEST_CASE("leases: a kernel that is given an empty lease fails the stream and does not run") {
+  auto stream = Stream<Host>::make().value();
+  bool ran = false;
+  launch(stream, [&](ConstPageView<Keys, Host>) { ran = true; }, ReadLease<Keys, Host>());
+  const Status status = stream.synchronize();
+  REQUIRE_FALSE(status.ok());
+  CHECK(status.error().code == ErrorCode::invalid_argument);
+  CHECK(contains(status.error().message, "empty lease"));
+  CHECK_FALSE(ran);
+  CHECK_FALSE(kernel_access::covers(WriteLease<Keys, Host>(), 1));
+}

@@ -10,6 +10,7 @@
 
 #include <kvire/base/ints.hpp>
 #include <kvire/exec/backend.hpp>
+#include <kvire/exec/host/thread.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -21,7 +22,11 @@ class BasicThreadPool {
   /// A pool in which `threads` threads compute, the caller included; so `threads - 1` are started. 0 or less: one per core.
   explicit BasicThreadPool(int threads = 0) {
     if (threads <= 0) threads = static_cast<int>(max_of(1u, std::thread::hardware_concurrency()));
-    for (int t = 1; t < threads; ++t) workers_.emplace_back([this] { serve(); });
+    for (int t = 1; t < threads; ++t) {
+      auto worker = detail::start_thread("thread pool", [this] { serve(); });
+      if (!worker.ok()) break;  // the callers compute too: fewer threads make it slower, not wrong
+      workers_.push_back(std::move(worker).value());
+    }
   }
   BasicThreadPool(const BasicThreadPool&) = delete;
   BasicThreadPool& operator=(const BasicThreadPool&) = delete;

@@ -16,6 +16,7 @@
 
 #include <kvire/exec/host/event.hpp>
 #include <kvire/exec/host/fault.hpp>
+#include <kvire/exec/host/thread.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -37,11 +38,18 @@ class Stream<Backend> {
  public:
   using Done = MoveOnlyFunction<void(const Status&)>;
 
-  /// Starts the worker thread.
+  /// Starts the worker thread. Errors: exhausted, if the system has no thread to give (see detail::start_thread); invalid_argument for a
+  /// negative wait_limit.
   static Result<Stream> make(StreamOptions options = {}) {
+    if (options.wait_limit.count() < 0) {
+      return Error{ErrorCode::invalid_argument,
+                   "stream '" + options.name + "': wait_limit is " + std::to_string(options.wait_limit.count()) + " ms, below 0"};
+    }
     Stream stream;
     stream.state_ = std::make_shared<State>(std::move(options));
-    stream.state_->worker = std::thread([state = stream.state_] { state->run(); });
+    auto worker = detail::start_thread("stream '" + stream.state_->options.name + "'", [state = stream.state_] { state->run(); });
+    if (!worker.ok()) return worker.error();
+    stream.state_->worker = std::move(worker).value();
     return Result<Stream>(std::move(stream));
   }
 

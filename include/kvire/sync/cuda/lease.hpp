@@ -63,11 +63,14 @@ struct QueueWait<Cuda> {
 }  // namespace detail
 
 /// Calls `f(stream, views...)`, which queues kernels of the caller's own on the stream under the leases. Skipped if a load of the leases has failed.
-/// `f` may return a Status; a launch that failed is found even if it does not. Error: that, with the runtime's reason.
+/// `f` may return a Status; a launch that failed is found even if it does not. Errors: that, with the runtime's reason; invalid_argument
+/// for an empty lease.
 template <class F, class... Leases>
 Status launch(Stream<Cuda>& stream, F&& f, const Leases&... leases) {
   static_assert((require_lease<Leases>() && ...));
   Status status;
+  ((status.ok() ? void(status = kernel_access::given(leases)) : void()), ...);
+  if (!status.ok()) return status;
   const auto run = [&](const auto&... views) {
     if (!(kernel_access::ready(leases) && ...)) return;
     detail::DeviceScope scope(stream.device());
