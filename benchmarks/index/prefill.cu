@@ -161,31 +161,14 @@ class Bench {
   double gemm_;
 };
 
-template <class Score = float, class Shape = sm90::DefaultPrefillShape<Fp8>>
-constexpr Launch launch = sm90::launch_prefill_logits<Fp8, Element::e4m3, heads, Score, Shape>;
+template <class Score = float>
+constexpr Launch launch = sm90::launch_prefill_logits<Fp8, Element::e4m3, heads, Score>;
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Bench bench(argc > 1 ? std::atof(argv[1]) : 0);
   std::printf("shape,variant,rows,keys,us,tflops%s\n", argc > 1 ? ",percent_of_matrix_product" : "");
-#if defined(KVIRE_BENCH_VARIANTS)
-  using Max = sm90::PrefillShape<4, 16, 2, 128, false>;
-  using Mixed = sm90::PrefillShape<4, 16, 2, 128, false, 1, true>;
-  using MaxTurns = sm90::PrefillShape<4, 16, 2, 64, true>;
-  using MixedTurns = sm90::PrefillShape<4, 16, 2, 64, true, 1, true>;
-  const auto all = [&](auto shape, const char* name) {
-    using Shape = decltype(shape);
-    bench.run({"full", 2048, 32768}, launch<float, Shape>, name);
-    bench.run({"full", 512, 131072}, launch<float, Shape>, name);
-    bench.run({"full", 2048, 131072}, launch<float, Shape>, name);
-    bench.run({"full", 8192, 8192}, launch<float, Shape>, name);
-  };
-  all(Max{}, "max");
-  all(Mixed{}, "mixed");
-  all(MaxTurns{}, "max turns");
-  all(MixedTurns{}, "mixed turns");
-#else
   bench.run({"full", 2048, 32768}, launch<>, "f32");
   bench.run({"full", 512, 131072}, launch<>, "f32");
   bench.run({"full", 2048, 131072}, launch<>, "f32");
@@ -194,6 +177,5 @@ int main(int argc, char** argv) {
   bench.run({"causal", 8192, 8192, true}, launch<>, "f32");
   bench.run({"paged", 2048, 32768, false, true}, launch<>, "f32");
   bench.run({"full", 2048, 32768, false, false, true}, launch<std::uint16_t>, "bf16");
-#endif
   return 0;
 }

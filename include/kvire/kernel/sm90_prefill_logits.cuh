@@ -37,19 +37,15 @@ struct PrefillArguments {
   unsigned long long* nan_logits = nullptr;   ///< counts logits that were NaN, written as -inf; may be null
 };
 
-/// How a CTA is built: warpgroups, rows of a group, tiles in flight for each warpgroup, columns of a product (64 or 128; a quarter of them are heads
-/// of one row), and whether a warpgroup works on the sums of one product while the next one runs.
-template <int Warpgroups, int Rows, int Depth, int Columns, bool Turns, int CtasPerSm = 1, bool Mixed = false>
+/// How a CTA, one an SM, is built: warpgroups, rows of a group, tiles in flight for each warpgroup.
+template <int Warpgroups, int Rows, int Depth>
 struct PrefillShape {
   static constexpr int warpgroups = Warpgroups;
   static constexpr int rows = Rows;
   static constexpr int depth = Depth;
-  static constexpr int columns = Columns;
-  static constexpr bool turns = Turns;
-  static constexpr bool mixed = Mixed;
-  static constexpr int ctas_per_sm = CtasPerSm;
+  static constexpr int columns = 128;  // of a product; a quarter of them are heads of one row
   static constexpr int threads = Warpgroups * group_threads;
-  static_assert(require_tuning<PrefillShape, (Columns == 64 || Columns == 128) && Rows % 4 == 0 && Rows <= 32>());
+  static_assert(require_tuning<PrefillShape, Rows % 4 == 0 && Rows <= 32>());
 };
 
 template <class P, Element Query, int Heads, class Shape>
@@ -302,7 +298,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_group(const PrefillArguments& a, int group, 
   }
   for (int at = thread; at < Plan::rows * Heads; at += Shape::threads) {
     const float w = at / Heads < present ? __ldg(a.weights + first * Heads + at) : 0.0F;
-    ptx::store_shared(shared + Plan::weights_at + at / Heads * Plan::weight_row + at % Heads * 4, __float_as_uint(Shape::mixed && at % 2 == 0 ? mul_exact(0.5F, w) : w));
+    ptx::store_shared(shared + Plan::weights_at + at / Heads * Plan::weight_row + at % Heads * 4, __float_as_uint(w));
   }
   // The next group's on their way to L2.
   const int later = present - Plan::rows;
@@ -348,10 +344,10 @@ KVIRE_DEVICE KVIRE_INLINE float relu_max(float x) {
   return d;
 }
 
-/// Weighted relu sums, for a lane's two tokens and its row, of a product's heads. While the FMA pipe works products stand still; a comparison leaves them
-/// alone, but is slow beside them. So relu is max(x, 0), or, if mixed, x + |x| with half the weight for even heads: the same bits. In the order of the decode kernel: two chains for each quarter of the
-/// heads; the quarters meet in pairs.
-template <class Plan, int Heads, bool Mixed, int Columns>
+/// Weighted relu sums, for a lane's two tokens and its row, of a product's heads. Products stand still while FMA-pipe instructions run, but not for
+/// comparisons: relu is max(x, 0) and one instruction an element is left in the way. In the order of the decode kernel, whose x + |x| with half the
+/// weight gives the same bits: two chains for each quarter of the heads; the quarters meet in pairs.
+template <class Plan, int Heads, int Columns>
 KVIRE_DEVICE KVIRE_INLINE void product_sums(const float (&d)[Columns], kstd::uint32_t weights, int product, float (&low)[4], float (&high)[4]) {
   constexpr int length = Heads / 8;                            // of a chain
   constexpr int quarters = Plan::heads_together / (Heads / 4);  // in a product
@@ -365,10 +361,7 @@ KVIRE_DEVICE KVIRE_INLINE void product_sums(const float (&d)[Columns], kstd::uin
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float x = d[4 * (quarter * length + 2 * pair + half) + e];
-          s[e] = fma_exact(Mixed && e % 2 == 0 ? twice_relu(x) : relu_max(x), w4[2 * half + e % 2], s[e]);
-        }
+        for (int e = 0; e < 4; ++e) s[e] = fma_exact(relu_max(d[4 * (quarter * length + 2 * pair + half) + e]), w4[2 * half + e % 2], s[e]);
       }
     }
     low[product * quarters + quarter] = add_exact(s[0], s[1]);
@@ -459,6 +452,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
       }
       store_logit(to, logit);
     };
+    // From the sums of the quarters of the heads.
     const auto finish_quad = [&](const float (&low)[4], const float (&high)[4]) {
       float x = add_exact(add_exact(low[0], low[1]), add_exact(low[2], low[3]));
       float y = add_exact(add_exact(high[0], high[1]), add_exact(high[2], high[3]));
@@ -477,47 +471,19 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
       weights += 4 * Plan::weight_row;
       range += 32;
     };
-    float low[4], high[4];
-    const auto sums = [&](auto& d, int product) {
-      ptx::touch(d);
-      product_sums<Plan, Heads, Shape::mixed>(d, weights + product * Plan::heads_together * 4, product, low, high);
-    };
-
-    if constexpr (Shape::turns) {
-      constexpr int total = quads * Plan::products;
-      float even[Shape::columns / 2], odd[Shape::columns / 2];
-      const auto query = [&](int i) { return queries + i * (Plan::product_bytes >> 4); };
-      start_product<Plan>(even, keys, query(0));
-      refill();
-      // Unrolled: a product under way across the back edge of a loop would be serialised by the compiler.
-#pragma unroll
-      for (int i = 0; i < total; i += 2) {
-        start_product<Plan>(odd, keys, query(i + 1));
-        ptx::wgmma_wait<1>();
-        sums(even, i % Plan::products);
-        if (Plan::products == 1) finish_quad(low, high);
-        if (i + 2 < total) {
-          start_product<Plan>(even, keys, query(i + 2));
-          ptx::wgmma_wait<1>();
-        } else {
-          ptx::wgmma_wait<0>();
-        }
-        sums(odd, (i + 1) % Plan::products);
-        if ((i + 2) % Plan::products == 0) finish_quad(low, high);
-      }
-    } else {
 #pragma unroll 1
-      for (int quad = 0; quad < quads; ++quad) {
+    for (int quad = 0; quad < quads; ++quad) {
+      float low[4], high[4];
 #pragma unroll
-        for (int product = 0; product < Plan::products; ++product) {
-          float d[Shape::columns / 2];
-          start_product<Plan>(d, keys, queries + quad * row_bytes + product * (Plan::product_bytes >> 4));
-          if (quad + product == 0) refill();
-          ptx::wgmma_wait<0>();
-          sums(d, product);
-        }
-        finish_quad(low, high);
+      for (int product = 0; product < Plan::products; ++product) {
+        float d[Shape::columns / 2];
+        start_product<Plan>(d, keys, queries + quad * row_bytes + product * (Plan::product_bytes >> 4));
+        if (quad + product == 0) refill();
+        ptx::wgmma_wait<0>();
+        ptx::touch(d);
+        product_sums<Plan, Heads>(d, weights + product * Plan::heads_together * 4, product, low, high);
       }
+      finish_quad(low, high);
     }
   }
 }
@@ -527,7 +493,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
 
 /// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
 template <class P, Element Query, int Heads, class Shape, class Score>
-__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) prefill_kernel(const __grid_constant__ PrefillArguments a) {
+__global__ void __launch_bounds__(Shape::threads, 1) prefill_kernel(const __grid_constant__ PrefillArguments a) {
 #if KVIRE_SM90A
   using Plan = PrefillPlan<P, Query, Heads, Shape>;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -551,9 +517,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) prefill_ke
 /// What did best for fp8 keys; what fits for bf16.
 template <class P>
 using DefaultPrefillShape =
-    std::conditional_t<P::template element_of<role::Value> == Element::e4m3, PrefillShape<4, 16, 2, 128, false>, PrefillShape<3, 4, 3, 128, false>>;
+    std::conditional_t<P::template element_of<role::Value> == Element::e4m3, PrefillShape<4, 16, 2>, PrefillShape<3, 4, 3>>;
 
-/// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs. `Score`: float or kstd::uint16_t (bf16 codes).
+/// Launches the kernel on `stream` with `sms` CTAs. `Score`: float or kstd::uint16_t (bf16 codes).
 /// `overlap`: programmatic dependent launch, as launch_logits.
 template <class P, Element Query, int Heads, class Score = float, class Shape = DefaultPrefillShape<P>>
 cudaError_t launch_prefill_logits(const PrefillArguments& a, int sms, cudaStream_t stream, bool overlap = false) {
@@ -567,7 +533,7 @@ cudaError_t launch_prefill_logits(const PrefillArguments& a, int sms, cudaStream
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(sms) * Shape::ctas_per_sm);
+  config.gridDim = dim3(static_cast<unsigned>(sms));
   config.blockDim = dim3(Shape::threads);
   config.dynamicSmemBytes = Plan::shared_bytes;
   config.stream = stream;
