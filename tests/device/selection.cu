@@ -16,7 +16,7 @@ using namespace kvire_test;
 namespace {
 
 template <class P>
-void check(int heads, int next_n, int max_pages, int k, Element element, bool tuned, std::mt19937& random) {
+void check(int heads, int next_n, int max_pages, int k, Element element, bool tuned, KernelChoice kernel, std::mt19937& random) {
   auto stream = Stream<Cuda>::make().value();
   auto c = random_case<P>({.batch = 4, .next_n = next_n, .heads = heads, .max_pages = max_pages, .element = element, .per_query = next_n > 1, .holes_percent = 10}, random);
   c.stride = std::int64_t(max_pages) * P::tokens_per_page;
@@ -41,12 +41,12 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
     const std::int64_t bytes = selection_scratch_bytes(c.batch * next_n, c.stride);
     const DeviceArray<std::byte> scratch(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0xEE}));
     KernelServed served;
-    select_keys(q, w, assume_ready(view), pt, n, {got.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream, {.translate = translate, .served = &served}).value();
+    select_keys(q, w, assume_ready(view), pt, n, {got.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream, {.translate = translate, .kernel = kernel, .served = &served}).value();
     CHECK(got.read() == want.read());
     CHECK(served.tuned == tuned);
     const DeviceArray<float> kept(std::vector<float>(static_cast<std::size_t>(c.batch * next_n * c.stride), untouched));
     select_keys(q, w, assume_ready(view), pt, n, {again.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream,
-                {.translate = translate, .scores = {kept.data(), {c.batch, next_n, c.stride}}})
+                {.translate = translate, .scores = {kept.data(), {c.batch, next_n, c.stride}}, .kernel = kernel})
         .value();
     CHECK(again.read() == want.read());
     const auto a = kept.read(), b = scores.read();
@@ -61,12 +61,14 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
 TEST_CASE("cuda selection: the slots of logits and top-k one after the other") {
   std::mt19937 random{5};
   const bool hopper = kvire::detail::logits_code(0).hopper;
-  const int pages = std::getenv("KVIRE_TEST_SMALL") != nullptr ? 12 : 160;
-  for (int trial = 0; trial < 3; ++trial) {
-    check<Fp8WithScale<64, 128>>(64, 1, pages, 512, Element::e4m3, hopper, random);
-    check<Fp8WithScale<64, 128>>(64, 2, pages, 64, Element::e4m3, hopper, random);
-    check<Bf16Contiguous<64, 128>>(64, 1, pages / 2, 1024, Element::bf16, hopper, random);
-    check<Fp8WithScale<64, 128>>(3, 1, 12, 100, Element::e4m3, false, random);  // heads that no tuned kernel is built for
-    check<Fp8WithScale<64, 128>>(64, 1, 40, 2000, Element::e4m3, hopper, random);  // more than the pair of kernels takes: logits and top-k
+  const bool small = std::getenv("KVIRE_TEST_SMALL") != nullptr;
+  const int pages = small ? 12 : 160;
+  for (const KernelChoice kernel : {KernelChoice::automatic, KernelChoice::tuned}) {
+    check<Fp8WithScale<64, 128>>(64, 1, pages, 512, Element::e4m3, hopper, kernel, random);
+    check<Fp8WithScale<64, 128>>(64, 2, pages, 64, Element::e4m3, hopper, kernel, random);
+    check<Bf16Contiguous<64, 128>>(64, 1, pages / 2, 1024, Element::bf16, hopper, kernel, random);
+    check<Fp8WithScale<64, 128>>(64, 1, 40, 2000, Element::e4m3, hopper, kernel, random);  // more than the pair of kernels takes: logits and top-k
   }
+  check<Fp8WithScale<64, 128>>(64, 1, small ? 12 : 300, 512, Element::e4m3, hopper, KernelChoice::automatic, random);
+  check<Fp8WithScale<64, 128>>(3, 1, 12, 100, Element::e4m3, false, KernelChoice::automatic, random);  // heads that no tuned kernel is built for
 }

@@ -19,6 +19,7 @@ struct CudaTopKOptions {
   TopKCounts* counts = nullptr;  ///< in device memory; added to when the work runs
   KernelChoice kernel = KernelChoice::automatic;
   KernelServed* served = nullptr;  ///< filled by the call: which kernel it queued
+  bool overlap = false;  ///< programmatic dependent launch from sm_90 on: the tuned kernel starts while the stream's last kernel ends, and waits for that end before it reads
 };
 
 #if KVIRE_CUDA_COMPILER
@@ -73,9 +74,9 @@ Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> length
   if (!tuned && options.kernel == KernelChoice::tuned) return Error{ErrorCode::unsupported, "top_k: the tuned kernel cannot serve this call: " + reason};
   cudaError_t error = cudaSuccess;
   if (tuned) {
-    const auto shape = top_k_shape(std::int64_t(args.batch) * args.next_n, args.stride, attribute(cudaDevAttrMultiProcessorCount),
-                                   attribute(cudaDevAttrComputeCapabilityMajor) >= 9);
-    error = launch_top_k(args, options.counts, stream.native(), shape);
+    const bool hopper = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    const auto shape = top_k_shape(std::int64_t(args.batch) * args.next_n, args.stride, attribute(cudaDevAttrMultiProcessorCount), hopper);
+    error = launch_top_k(args, options.counts, stream.native(), shape, options.overlap && hopper);
   } else {
     error = detail::queue_generic_top_k(args, options.counts, stream.native());
   }

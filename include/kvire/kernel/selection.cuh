@@ -18,7 +18,7 @@ struct CudaSelectionOptions {
   Tensor<float, 3> scores = {};  ///< in device memory; as SelectionOptions::scores
   LogitsCounts* logits_counts = nullptr;  ///< in device memory; added to when the work runs
   TopKCounts* counts = nullptr;           ///< likewise
-  KernelChoice kernel = KernelChoice::automatic;
+  KernelChoice kernel = KernelChoice::automatic;  ///< tuned: the pair of kernels wherever it serves the call, not only where it pays
   bool overlap = false;            ///< programmatic dependent launch of the first kernel, as CudaSparseLogitsOptions::overlap
   KernelServed* served = nullptr;  ///< filled by the call: the kernel of the logits
 };
@@ -34,6 +34,11 @@ inline std::int64_t selection_scratch_bytes(std::int64_t rows, std::int64_t posi
 
 namespace detail {
 
+/// Where the pair was the faster one: a short row is read as fast whole, and a single long one by many blocks.
+inline bool grouped_top_k_pays(const body::TopKArgs& top) {
+  return top.stride >= 1 << 14 && (top.stride <= 1 << 16 || std::int64_t(top.batch) * top.next_n >= 8);
+}
+
 /// Queues logits that leave the best of each 16 scores, and the top-k by them; false, with nothing queued, where the pair does not serve the call.
 template <class P, int Heads, int... NextN>
 bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& args, const body::TopKArgs& top, kstd::uint32_t* best,
@@ -44,6 +49,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
     const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
     int processors = 0;
     if (!logits_code(device).hopper || args.heads != Heads || !grouped_top_k_serves(top)) return false;
+    if (options.kernel != KernelChoice::tuned && !grouped_top_k_pays(top)) return false;
     if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) return false;
     if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return false;
     sm90::LogitsArguments a = tuned_arguments(args, options.logits_counts);
@@ -67,7 +73,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
 /// select_keys of the host on the CUDA backend: everything in device memory. `scratch`: selection_scratch_bytes(batch * next_n, max_pages * tokens per
 /// page), 256-byte aligned, free again when the work has run.
 ///
-/// On Hopper, for k up to 1,024 and rows of up to 131,072 positions, the logits kernel leaves the best of each 16 scores on its way, and the top-k reads
+/// On Hopper, for k up to 1,024 and rows of 16,384 to 131,072 positions, where it pays, the logits kernel leaves the best of each 16 scores on its way, and the top-k reads
 /// little more than the scores that it selects (kernel/grouped_top_k.cuh), in a kernel that is launched while the first one ends. Otherwise sparse_logits
 /// and top_k follow each other. The selection is the same.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
@@ -130,6 +136,7 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
     top.pages = pages;
     top.translate = options.translate;
     top.counts = options.counts;
+    top.overlap = true;
     if (options.kernel == KernelChoice::plain) top.kernel = KernelChoice::plain;
     return top_k(scores, lengths, selected, stream, top);
   }
