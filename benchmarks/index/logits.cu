@@ -279,8 +279,8 @@ int main(int argc, char** argv) {
   const Shape big{"64 x 32k", uniform(64, 32768)};
   if (wanted("fp8") || wanted("ragged")) {
     Bench<Fp8> bench(timer);
-    const std::vector<Variant> one = {usual<Fp8, 1>("hopper"), usual<Fp8, 1>("hopper, overlap", true)};
-    const std::vector<Variant> two = {usual<Fp8, 2>("hopper"), usual<Fp8, 2>("hopper, overlap", true)};
+    const std::vector<Variant> one = {usual<Fp8, 1>("hopper"), usual<Fp8, 1>("hopper overlap", true)};
+    const std::vector<Variant> two = {usual<Fp8, 2>("hopper"), usual<Fp8, 2>("hopper overlap", true)};
     if (wanted("fp8")) {
       for (const Shape& s : shapes) bench.run(s, 1, one, "fp8");
       for (const Shape& s : shapes) bench.run(s, 2, two, "fp8");
@@ -296,12 +296,12 @@ int main(int argc, char** argv) {
   }
   if (wanted("bf16")) {
     Bench<Bf16> bench(timer);
-    for (const Shape& s : shapes) bench.run(s, 1, {usual<Bf16, 1>("hopper"), usual<Bf16, 1>("hopper, overlap", true)}, "bf16");
-    for (const Shape& s : shapes) bench.run(s, 2, {usual<Bf16, 2>("hopper"), usual<Bf16, 2>("hopper, overlap", true)}, "bf16");
+    for (const Shape& s : shapes) bench.run(s, 1, {usual<Bf16, 1>("hopper"), usual<Bf16, 1>("hopper overlap", true)}, "bf16");
+    for (const Shape& s : shapes) bench.run(s, 2, {usual<Bf16, 2>("hopper"), usual<Bf16, 2>("hopper overlap", true)}, "bf16");
   }
   if (wanted("fp4")) {
     Bench<Fp4> bench(timer);
-    for (const Shape& s : shapes) bench.run(s, 1, {usual<Fp4, 1>("hopper"), usual<Fp4, 1>("hopper, overlap", true)}, "fp4");
+    for (const Shape& s : shapes) bench.run(s, 1, {usual<Fp4, 1>("hopper"), usual<Fp4, 1>("hopper overlap", true)}, "fp4");
   }
   if (wanted("portable")) {
     for (const Shape& s : {shapes[0], big}) {

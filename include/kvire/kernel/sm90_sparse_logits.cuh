@@ -537,9 +537,8 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     ptx::touch(d);
   }
-  KVIRE_DEVICE KVIRE_INLINE void release(int which) {
-    if (lane == 0) ptx::mbarrier_arrive(shared + Plan::empty_at + which * 8);
-  }
+  /// This lane reads a stage no more. All arrive: that one lane may speak for its warp is more than racecheck follows, and it costs no time.
+  KVIRE_DEVICE KVIRE_INLINE void release(int which) { ptx::mbarrier_arrive(shared + Plan::empty_at + which * 8); }
   /// All of a tile. `keys`: its operand, in registers or the address in shared memory; `done` is called when nothing reads it there any more.
   template <class Keys, class Done>
   KVIRE_DEVICE KVIRE_INLINE void products_of(Keys& keys, int token, float scale, bool missing, Done&& done) {
@@ -599,7 +598,6 @@ struct Consumer {
             scale = __uint_as_float(ptx::load_shared(tile + (Plan::interleaved ? local * Plan::key_pitch + Plan::key_row : Plan::value_bytes + local * 4)));
           }
         }
-        __syncwarp();
         release(used);  // the tile is in registers
         products_of(keys, token, scale, missing, [] {});
         if constexpr (Plan::fp4 && Plan::fp8) {
@@ -636,7 +634,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     if constexpr (Plan::swizzled) ptx::prefetch_tensor_map(&map);
     if (lane < Shape::stages) {
       ptx::mbarrier_init(shared + Plan::full_at + lane * 8, 1);
-      ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, 4);
+      ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, group_threads);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
