@@ -116,27 +116,12 @@ class Bench {
     KVIRE_BENCH_CHECK(cudaMemcpy(want.data(), d_selected, want.size() * 4, cudaMemcpyDeviceToHost));
     KVIRE_BENCH_CHECK(cudaMemset(d_selected, 0xEE, want.size() * 4));
     KVIRE_BENCH_CHECK(cudaMemset(d_scores, 0xEE, static_cast<std::size_t>(rows * length) * 4));
-    const auto fused = [&](auto threads) {
-      const double us = timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) {
-        best(l, s);
-        KVIRE_BENCH_CHECK(launch_grouped_top_k<decltype(threads)::value>(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true));
-      });
-      KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), d_selected, got.size() * 4, cudaMemcpyDeviceToHost));
-      return us;
-    };
-    const double us_fused = fused(std::integral_constant<int, 1024>{});
-    bool same = got == want;
-#if defined(KVIRE_BENCH_VARIANTS)
-    const double us_less = fused(std::integral_constant<int, 512>{});
-    same = same && got == want;
-    const double us_least = fused(std::integral_constant<int, 256>{});
-    same = same && got == want;
-    const double alone = timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) {
+    const double us_fused = timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) {
+      best(l, s);
       KVIRE_BENCH_CHECK(launch_grouped_top_k(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true));
     });
-    std::printf("  with 512 threads %.2f, 256 %.2f; grouped top-k alone %.2f; top-k alone %.2f\n", us_less, us_least, alone,
-                timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(launch_top_k(top_k_arguments(l), nullptr, s, shape)); }));
-#endif
+    KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), d_selected, got.size() * 4, cudaMemcpyDeviceToHost));
+    const bool same = got == want;
     std::printf("%d,%d,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f%s\n", batch, length, floor, us_logits, us_best, us_two, us_fused, us_two / floor, us_fused / floor, same ? "" : ",WRONG");
     std::fflush(stdout);
     for (void* p : {static_cast<void*>(d_table), static_cast<void*>(d_lengths), static_cast<void*>(d_queries), static_cast<void*>(d_weights), static_cast<void*>(d_scores),
