@@ -35,6 +35,11 @@ inline Result<body::TopKArgs> check_top_k(Tensor<const float, 3> scores, Tensor<
   check.between("scores.extent[0]", batch, 0, detail::most_int32);
   check.between("scores.extent[1]", next_n, 1, detail::most_int32);
   check.between("k", selected.extent[2], 1, detail::most_int32);
+  check.between("scores.extent[2]", scores.extent[2], 0, INT64_C(0x7FFFFFFFFFFFFFFF));
+  check.require(options.order == TopKOrder::by_position || options.order == TopKOrder::by_score, ErrorCode::invalid_argument,
+                "order " + std::to_string(static_cast<int>(options.order)) + " is none of TopKOrder");
+  check.require(batch < 0 || next_n < 1 || scores.extent[2] < 0 || scores.elements() >= 0, ErrorCode::out_of_range,
+                "scores is " + detail::ArgumentCheck::text(scores.extent) + ", which is more than 63 bits can count");
   check.memory("scores", scores.data, scores.elements());
   check.extents("selected", selected, {batch, next_n, selected.extent[2]}, "scores");
   std::int64_t table_tokens = detail::most_int32;

@@ -48,8 +48,11 @@ Status check_adopted(const AdoptOptions& o) {
                                           " bytes, by which pages are moved"};
   }
   const std::int64_t most = checked_mul(o.page_stride, o.pages);
+  if (most < 0) {
+    return Error{ErrorCode::mismatch, who + number(o.pages) + " pages " + number(o.page_stride) + " bytes apart do not fit 63 bits"};
+  }
   const std::int64_t least = most - o.page_stride + P::page_bytes;
-  if (most < 0 || o.bytes_per_layer < least || o.bytes_per_layer > most) {
+  if (o.bytes_per_layer < least || o.bytes_per_layer > most) {
     return Error{ErrorCode::mismatch, who + number(o.bytes_per_layer) + " bytes a layer, but " + number(o.pages) + " pages " +
                                           number(o.page_stride) + " bytes apart are " + (least == most ? "" : number(least) + " to ") + number(most)};
   }
@@ -61,9 +64,15 @@ Status check_adopted(const AdoptOptions& o) {
                                             std::to_string(address % static_cast<std::uintptr_t>(vector)) + " bytes beyond a multiple of " +
                                             number(vector) + " bytes, by which pages are moved"};
     }
+    if (address > UINTPTR_MAX - static_cast<std::uintptr_t>(o.bytes_per_layer)) {
+      return Error{ErrorCode::out_of_range, who + number(o.bytes_per_layer) + " bytes from the base of layer " + std::to_string(i) +
+                                                " on reach beyond the address space"};
+    }
     for (std::size_t j = 0; j < i; ++j) {
       if (layers_overlap(o.bases[j], o.bases[i], o.page_stride, o.pages, P::page_bytes)) {
-        return Error{ErrorCode::duplicate, who + "layers " + std::to_string(j) + " and " + std::to_string(i) + " overlap"};
+        return Error{ErrorCode::duplicate, who + "layers " + std::to_string(j) + " and " + std::to_string(i) + " overlap: their bases are " +
+                                                  number(o.bases[i] < o.bases[j] ? o.bases[j] - o.bases[i] : o.bases[i] - o.bases[j]) +
+                                                  " bytes apart, pages of " + number(P::page_bytes) + " bytes every " + number(o.page_stride)};
       }
     }
   }
@@ -88,7 +97,7 @@ void name_adopted(AdoptOptions& options) {
 /// A pool over memory that somebody else allocated, of the layout that the caller names: nothing is derived from shapes or sizes, they are
 /// only checked. Pages are allocated by the pool, so nobody else may. The memory is neither zeroed nor freed.
 /// Errors: mismatch, with both numbers, for a stride, an alignment or a byte count that the policy contradicts; duplicate for overlapping
-/// layers; invalid_argument for counts.
+/// layers; invalid_argument for counts; out_of_range for a buffer beyond the address space.
 template <class P = void, class Backend = Host, class Side = DeviceSide>
 auto adopt(AdoptOptions options) {
   (void)sizeof(rule::AdoptPolicy<P>);

@@ -139,6 +139,10 @@ class PagePool {
     return over(std::move(ledger), std::move(slab).value(), options);
   }
   static Result<std::shared_ptr<detail::Slab<Backend>>> make_slab(const PoolOptions& options) {
+    if (options.arrangement != Arrangement::layer_first && options.arrangement != Arrangement::page_first) {
+      return Error{ErrorCode::invalid_argument, "pool " + options.name + ": arrangement " + std::to_string(static_cast<int>(options.arrangement)) +
+                                                    " is neither layer_first nor page_first"};
+    }
     constexpr std::int64_t most = P::page_bytes * 4;
     const std::string multiple = "pool " + options.name + ": page multiple " + std::to_string(options.page_multiple);
     if (options.page_multiple < 1 || options.page_multiple > most) {

@@ -113,7 +113,7 @@ class Step {
     const bool kept = !layer.none() && layer.value < pool.layers();
     if (kept && Entry::owns(layer)) return Entry::slot(layer);
     return Error{ErrorCode::out_of_range, "pool " + pool.name() + "." + Entry::name + ": layer " + std::to_string(layer.value) +
-                                              (kept ? std::string(" does not own this entry") : " is not below " + std::to_string(pool.layers()))};
+                                              (kept ? std::string(" does not own this entry") : " is not in 0 to " + std::to_string(pool.layers() - 1))};
   }
 
   template <class P, class B, class Side>
@@ -121,7 +121,7 @@ class Step {
     (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
     if (slot.value < 0 || slot.value >= pool.layers()) {
       return Error{ErrorCode::out_of_range,
-                   "pool " + pool.name() + ": entry slot " + std::to_string(slot.value) + " is not below " + std::to_string(pool.layers())};
+                   "pool " + pool.name() + ": entry slot " + std::to_string(slot.value) + " is not in 0 to " + std::to_string(pool.layers() - 1)};
     }
     auto lease = std::make_shared<LeaseState>();
     lease->failure = state_->failure;

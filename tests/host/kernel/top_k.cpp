@@ -314,3 +314,17 @@ TEST_CASE("tensor: a count of elements that does not fit is not a number of elem
   CHECK(Tensor<const float, 2>{nullptr, {-3, 4}}.elements() == -1);
   CHECK(Tensor<const float, 3>{nullptr, {INT64_C(1) << 62, 4, 0}}.elements() == 0);
 }
+
+TEST_CASE("top_k: a stride below nothing, an order that is none and scores that cannot be counted are named") {
+  float x[4] = {};
+  std::int32_t length[1] = {1};
+  std::int32_t out[1] = {};
+  const auto error = [&](std::int64_t rows, std::int64_t stride, TopKOrder order) {
+    const auto checked = check_top_k({x, {1, rows, stride}}, {length, {1, 1}}, {out, {1, rows, 1}}, {.order = order});
+    return checked.ok() ? std::string("accepted") : checked.error().message;
+  };
+  CHECK(error(1, 4, TopKOrder::by_score) == "accepted");
+  CHECK(error(1, -5, TopKOrder::by_score) == "top_k: scores.extent[2] is -5, below 0");
+  CHECK(error(1, 4, static_cast<TopKOrder>(9)) == "top_k: order 9 is none of TopKOrder");
+  CHECK(error(4, INT64_C(1) << 62, TopKOrder::by_score) == "top_k: scores is [1][4][4611686018427387904], which is more than 63 bits can count");
+}

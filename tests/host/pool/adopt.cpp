@@ -162,3 +162,31 @@ TEST_CASE("adopt: the owner's handle lives as long as the pool or its pages") {
   ref.reset();
   CHECK(watch.expired());
 }
+
+TEST_CASE("adopt: the allocator's count of our own holds is no other owner, finished ones with a live handle included") {
+  Foreign memory(8 * Planar::page_bytes);
+  EngineAllocator engine;
+  auto pool = adopt<Planar, Host>({.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "engine"}, engine).value();
+  engine.retain(3);
+  const DevicePage three[] = {DevicePage(3)};
+  const auto saved = Event<Host>::make();
+  auto backup = pool.hold(three, PageUse::backup, saved).value();
+  saved.complete();
+  auto layer0 = pool.hold(three, PageUse::store, Event<Host>::make()).value();
+  CHECK(pool.hold(three, PageUse::store, Event<Host>::make()).ok());
+  engine.retain(3);  // a second sequence of the engine
+  const auto shared = pool.hold(three, PageUse::store, Event<Host>::make());
+  REQUIRE_FALSE(shared.ok());
+  CHECK(contains(shared.error(), "has 2 owners"));
+}
+
+TEST_CASE("adopt: descriptions that no memory fits, with their numbers") {
+  Foreign memory(8 * Planar::page_bytes);
+  AdoptOptions o{.bases = {memory.at(0)}, .page_stride = INT64_C(1) << 62, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "engine"};
+  CHECK(contains(adopt<Planar, Host>(o).error(), "8 pages 4611686018427387904 bytes apart do not fit 63 bits"));
+  o.page_stride = 8'448;
+  o.bases = {reinterpret_cast<std::byte*>(~std::uintptr_t(255))};
+  CHECK(contains(adopt<Planar, Host>(o).error(), "67584 bytes from the base of layer 0 on reach beyond the address space"));
+  o.bases = {memory.at(0), memory.at(64)};
+  CHECK(contains(adopt<Planar, Host>(o).error(), "layers 0 and 1 overlap: their bases are 64 bytes apart, pages of 8448 bytes every 8448"));
+}

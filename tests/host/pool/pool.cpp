@@ -99,6 +99,7 @@ TEST_CASE("pool: counts that make no pool are errors") {
   CHECK(Pool::make({.layers = 1, .pages = 1}).error().code == ErrorCode::invalid_argument);
   CHECK(Pool::make({.layers = 0, .pages = 4}).error().code == ErrorCode::invalid_argument);
   CHECK(Pool::make({.layers = -3, .pages = 4}).error().code == ErrorCode::invalid_argument);
+  CHECK(contains(Pool::make({.layers = 1, .pages = 4, .arrangement = static_cast<Arrangement>(77)}).error(), "arrangement 77"));
   CHECK(Pool::make({.layers = 1, .pages = 4, .page_multiple = 0}).error().code == ErrorCode::invalid_argument);
   CHECK(contains(Pool::make({.layers = 2'000'000'000, .pages = 1 << 20, .name = "huge"}).error(), "pool huge"));
 }

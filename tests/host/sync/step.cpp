@@ -282,7 +282,7 @@ TEST_CASE("step: layers, pages and owners are checked before a lease exists") {
     REQUIRE_FALSE(lease.ok());
     CHECK(lease.error().code == ErrorCode::out_of_range);
     CHECK(contains(lease.error().message, std::to_string(slot)));
-    CHECK(contains(lease.error().message, "not below 4"));
+    CHECK(contains(lease.error().message, "not in 0 to 3"));
   }
   const auto write = [&](std::vector<DevicePage> pages) { return step.write(s.device, EntrySlot(0), pages); };
   CHECK(write({DevicePage(-1)}).error().code == ErrorCode::out_of_range);

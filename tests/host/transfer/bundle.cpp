@@ -186,7 +186,7 @@ TEST_CASE("bundle: layers find their slots, and a layer without the entry has no
   CHECK(contains(none.error().message, "layer 3 does not own"));
   const auto deep = step.read<Model::IndexK>(s.device, LayerId(6));
   REQUIRE_FALSE(deep.ok());
-  CHECK(contains(deep.error().message, "layer 6 is not below 5"));
+  CHECK(contains(deep.error().message, "layer 6 is not in 0 to 4"));
   CHECK_FALSE(step.read<Model::IndexK>(s.device, LayerId(-1)).ok());
   // The lease is of the right slot: layer 4 is the second that owns index keys.
   const std::vector<DevicePage> pages{s.full[0].id()};
