@@ -27,7 +27,7 @@ struct TokenSlot {
 using HostSlot = TokenSlot<HostPage>;
 using DeviceSlot = TokenSlot<DevicePage>;
 
-/// The slot of a token in a page of policy P.
+/// The slot of a token in a page of policy P. Requires 0 <= token < P::tokens_per_page; a larger one names a token of a later page.
 template <class P, class PageId>
 constexpr TokenSlot<PageId> slot_of(PageId page, int token) {
   return {static_cast<std::int64_t>(page.value) * P::tokens_per_page + token};
