@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
 
 #include "cache_only.hpp"
 #include "cli.hpp"
@@ -35,6 +39,9 @@ int replay(const engine::Options& options, const std::vector<engine::Request>& r
   if (!options.json.empty()) {
     if (const auto written = engine::write_json(options.json, json); !written.ok()) return fail(written.error());
   }
+  if (options.inject != engine::Damage::none && !differs) {
+    return fail({kvire::ErrorCode::failed, "the injected damage changed no token: with these options it never acts, or the replay cannot see it"});
+  }
   return differs ? engine::exit_mismatch : 0;
 }
 
@@ -47,11 +54,13 @@ int run_cache_only(const engine::Options& options) {
   return written.ok() ? 0 : fail(written.error());
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   engine::Options options;
   if (const auto status = engine::parse_command_line(argc, argv, options)) return *status;
+  for (const std::string& path : {options.json, options.metrics}) {
+    if (path.empty()) continue;
+    if (const auto status = engine::check_writable(path, options.trace); !status.ok()) return fail(status.error());
+  }
   if (options.cache_only) return run_cache_only(options);
   auto requests = engine::load_requests(options);
   if (!requests) return fail(requests.error());
@@ -68,5 +77,25 @@ int main(int argc, char** argv) {
     const auto status = engine::recall(options);
     return status.ok() ? 0 : fail(status.error());
   }
+  if (const auto status = engine::check_fit(options, requests.value()); !status.ok()) return fail(status.error());
   return replay(options, requests.value());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int status = engine::exit_failed;
+  try {
+    status = run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "kvire_engine: out of memory: fewer or shorter requests, layers or pages need less\n");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvire_engine: %s\n", error.what());
+  }
+  // A report that did not arrive is no success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fprintf(stderr, "kvire_engine: the report cannot be written to the standard output: %s\n", std::strerror(errno));
+    return status == 0 ? engine::exit_failed : status;
+  }
+  return status;
 }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -76,11 +80,35 @@ inline void print_table(const std::vector<RunReport>& runs) {
       "tokens, sparse ones whose keys came back from the host tier. mismatched: decoded tokens whose logits differ in any bit from a run without cache.\n");
 }
 
+/// Whether results can be written to `path` later: asked before a run of minutes, so that its numbers are not lost. `input` is a file that
+/// they must not overwrite (empty: none).
+inline kvire::Status check_writable(const std::string& path, const std::string& input) {
+  std::error_code same;
+  if (!input.empty() && std::filesystem::equivalent(path, input, same)) {
+    return kvire::Error{kvire::ErrorCode::invalid_argument, "results: " + path + " is the trace, which they would overwrite"};
+  }
+  std::error_code none;
+  const bool there = std::filesystem::exists(path, none);
+  std::FILE* file = std::filesystem::is_directory(path, none) ? nullptr : std::fopen(path.c_str(), "ab");
+  if (file == nullptr) return kvire::Error{kvire::ErrorCode::invalid_argument, "results: " + path + " cannot be written: " + std::strerror(errno)};
+  std::fclose(file);
+  if (!there) std::filesystem::remove(path, none);
+  return {};
+}
+
+/// All of the text or none of it: a file that is there stays as it is unless the new one is complete.
 inline kvire::Status write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
+  std::error_code error;
+  const bool replace = !std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error);
+  const std::string target = replace ? path + ".part" : path;  // a pipe or a device is written, not replaced
+  std::ofstream file(target);
   file << text;
-  file.flush();
-  if (!file) return kvire::Error{kvire::ErrorCode::failed, "results: " + path + " cannot be written"};
+  file.close();
+  if (file && replace) std::filesystem::rename(target, path, error);
+  if (!file || (replace && error)) {
+    if (replace) std::filesystem::remove(target, error);
+    return kvire::Error{kvire::ErrorCode::failed, "results: " + path + " cannot be written: " + std::strerror(errno)};
+  }
   return {};
 }
 

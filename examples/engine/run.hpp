@@ -38,6 +38,20 @@ inline Model model_for(const Options& options, const std::vector<Request>& reque
   return make_model(options.seed, options.layers, options.index_heads, longest_request(requests) + 1);
 }
 
+/// Whether the longest request has room in the pools, asked before the reference runs.
+inline kvire::Status check_fit(const Options& options, const std::vector<Request>& requests) {
+  const std::int64_t needed = blocks_for(longest_request(requests)) + 1;
+  if (needed > options.device_pages) {
+    return kvire::Error{kvire::ErrorCode::invalid_argument,
+                        fmt::format("--device-pages is {}: the longest request, {} tokens, needs {} pages at once and the null page", options.device_pages,
+                                    longest_request(requests), needed - 1)};
+  }
+  if (options.host_pages == 1) {
+    return kvire::Error{kvire::ErrorCode::invalid_argument, "--host-pages is 1: that is the null page alone; 0 is no host tier, 2 the smallest one"};
+  }
+  return {};
+}
+
 /// Decoded tokens whose logits differ in any bit.
 inline std::int64_t count_mismatches(const Replay& a, const Replay& b) {
   std::int64_t count = 0;
