@@ -18,6 +18,8 @@ set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 steps=" ${KVIRE_STEPS:-tests sanitize bench} "
 limit=${KVIRE_STEP_SECONDS:-900}
+soak=${KVIRE_SOAK_SECONDS:-}
+unset KVIRE_SOAK_SECONDS  # only the soak itself is to be long
 logs=${KVIRE_LOGS:-build/device}
 mkdir -p "$logs" && logs=$(cd "$logs" && pwd) || exit 1
 rm -f "$logs"/*.row
@@ -85,8 +87,8 @@ fi
 if [[ $steps == *" sanitize "* ]]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   running=()
-  if [ -n "${KVIRE_SOAK_SECONDS:-}" ]; then
-    row "soak" $((KVIRE_SOAK_SECONDS + 60)) "$folder/kvire_device_tests" "--test-case=cuda soak*" &
+  if [ -n "$soak" ]; then
+    KVIRE_SOAK_SECONDS=$soak row "soak" $((soak + 60)) "$folder/kvire_device_tests" "--test-case=cuda soak*" &
     running+=($!)
   fi
   for tool in memcheck racecheck initcheck synccheck; do

@@ -5,8 +5,11 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 int main(int argc, char** argv) {
+  // CUDA may wait for the whole device when it loads a kernel at its first launch: for ever, if a test holds a stream meanwhile.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess || devices == 0) {
