@@ -32,8 +32,8 @@ TEST_CASE("a bad trace line is an error that names the line, the value and what 
   CHECK(error_of(R"({"output_length": 3, "hash_ids": []})") == "trace t, line 3: key \"input_length\" is missing");
   CHECK(error_of(R"({"input_length": "9", "output_length": 3, "hash_ids": []})") == "trace t, line 3: \"input_length\" is \"9\", not a whole number");
   CHECK(error_of(R"({"input_length": 1.5, "output_length": 3, "hash_ids": []})") == "trace t, line 3: \"input_length\" is 1.5, not a whole number");
-  CHECK(error_of(R"({"input_length": -1, "output_length": 3, "hash_ids": []})") == "trace t, line 3: \"input_length\" is -1, not between 0 and 2^40");
-  CHECK(error_of(R"({"input_length": 9, "output_length": 18446744073709551615, "hash_ids": [1]})").find("not between 0 and 2^40") != std::string::npos);
+  CHECK(error_of(R"({"input_length": -1, "output_length": 3, "hash_ids": []})") == "trace t, line 3: \"input_length\" is -1, not between 0 and 4194304");
+  CHECK(error_of(R"({"input_length": 9, "output_length": 18446744073709551615, "hash_ids": [1]})").find("not between 0 and 4194304") != std::string::npos);
   CHECK(error_of(R"({"input_length": 9, "output_length": 3})") == "trace t, line 3: \"hash_ids\" must be a list of block ids");
   CHECK(error_of(R"({"input_length": 9, "output_length": 3, "hash_ids": [-4]})") == "trace t, line 3: hash id -4 is not a whole number from 0");
   CHECK(error_of(R"({"input_length": 1025, "output_length": 3, "hash_ids": [1, 2]})") ==
