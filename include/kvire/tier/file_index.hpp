@@ -112,9 +112,10 @@ class BasicFileIndex {
   std::int64_t storing() const { return static_cast<std::int64_t>(storing_.size()); }
 
   /// Reserves bytes: picks the least recently used records that must go first and that nobody is loading. Nothing if all of them are not enough.
+  /// Files that others took out count until they are removed: nobody may write in their place before.
   std::optional<std::vector<RecordFile>> reserve(std::int64_t bytes) {
     std::vector<RecordFile> victims;
-    std::int64_t after = bytes_ - leaving_ + bytes;
+    std::int64_t after = bytes_ + bytes;
     for (auto it = recent_.rbegin(); after > budget_ && it != recent_.rend(); ++it) {
       const Ready& ready = ready_.at(*it);
       if (ready.loads > 0) continue;
@@ -128,20 +129,19 @@ class BasicFileIndex {
   }
   /// A file that was taken out has gone; if it would not go, its bytes stay counted.
   void removed(const RecordFile& file, bool gone) {
-    leaving_ -= file.bytes;
     if (gone) bytes_ -= file.bytes;
     leaving_ids_.erase(leaving_ids_.find(file.id));
   }
   /// A reservation that came to nothing.
   void unreserve(std::int64_t bytes) { bytes_ -= bytes; }
 
-  /// A stored file has its name. False if its record was erased meanwhile: it is to be removed (its bytes count as leaving).
+  /// A stored file has its name. False if its record was erased meanwhile: it is to be removed.
   bool finish_store(RecordFile file, std::optional<RecordFile>& replaced) {
     const auto at = storing_.find(file.id);
     const bool erased = at->second.erased;
     storing_.erase(at);
     if (erased) {
-      leave(file);
+      leaving_ids_.insert(file.id);
     } else {
       replaced = insert(std::move(file));
     }
@@ -157,7 +157,7 @@ class BasicFileIndex {
     recent_.splice(recent_.begin(), recent_, at->second.recent);
     return std::pair(at->second.file, at->second.serial);
   }
-  /// True if `drop` and the record was still there: its file is to be removed (its bytes count as leaving).
+  /// True if `drop` and the record was still there: its file is to be removed.
   bool end_load(const Hash128& id, std::uint64_t serial, bool drop) {
     const auto at = ready_.find(id);
     if (at == ready_.end() || at->second.serial != serial) return false;
@@ -201,20 +201,15 @@ class BasicFileIndex {
     ready_[id] = {std::move(file), recent_.begin(), ++serial_, 0};
     return replaced;
   }
-  void leave(const RecordFile& file) {
-    leaving_ += file.bytes;
-    leaving_ids_.insert(file.id);
-  }
   void take(typename ReadyMap::iterator at) {
-    leave(at->second.file);
+    leaving_ids_.insert(at->second.file.id);
     recent_.erase(at->second.recent);
     ready_.erase(at);
   }
 
   std::int64_t budget_;
   std::int64_t bytes_ = 0;
-  std::int64_t leaving_ = 0;  // of bytes_, taken out and not yet removed
-  std::unordered_multiset<Hash128, HashOfId> leaving_ids_;
+  std::unordered_multiset<Hash128, HashOfId> leaving_ids_;  // taken out and not yet removed
   std::uint64_t serial_ = 0;
   ReadyMap ready_;
   std::list<Hash128> recent_;  // most recent first

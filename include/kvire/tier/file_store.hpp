@@ -222,6 +222,7 @@ class FileStore : public FileFolder<Io> {
 
   // Makes room, writes under a temporary name, and gives the file its own. On failure nothing of it is left, in the folder or the budget.
   Status write_record(const RecordFile& file, Store& work, int worker) {
+    std::unique_lock room(room_);
     std::unique_lock lock(mutex_);
     auto victims = index_.reserve(file.bytes);
     if (!victims) {
@@ -233,7 +234,9 @@ class FileStore : public FileFolder<Io> {
     Status status;
     bool written = false;
     auto buffer = memory(worker, file.bytes);
-    if (!this->evict(*victims)) {
+    const bool evicted = this->evict(*victims);
+    room.unlock();
+    if (!evicted) {
       status = Error{ErrorCode::failed, options_.name + ": an evicted file could not be removed, so there is no room for another"};
     } else if (!buffer.ok()) {
       status = buffer.error();
@@ -259,6 +262,7 @@ class FileStore : public FileFolder<Io> {
 
   static std::int64_t since(Clock::time_point start) { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count(); }
 
+  std::mutex room_;  // of who makes room: a second one would take more out for what the first has not removed yet
   std::atomic<std::int64_t> temporaries_{0};
   std::atomic<std::int64_t> workspace_{0};
   std::vector<BasicBuffer<HugePageMemory>> staging_;  // one a worker
