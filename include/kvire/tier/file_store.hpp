@@ -29,7 +29,8 @@ class FileStore : public FileFolder<Io> {
     std::shared_ptr<void> owner = {};
   };
 
-  /// Errors: invalid_argument for an option; busy if another tier has the folder; what the system says about it.
+  /// Errors: invalid_argument for an option; busy if another tier has the folder; exhausted if there is no thread to be had; what the system says
+  /// about the folder.
   static Result<std::unique_ptr<FileStore>> make(FileTierOptions<Io> options) {
     if (options.folder.empty() || options.budget.count < record_alignment || options.workers < 1 || options.batch < 1 || options.queued_stores < 1) {
       return Error{ErrorCode::invalid_argument, options.name + ": folder '" + options.folder + "', budget " + std::to_string(options.budget.count) +
@@ -40,6 +41,7 @@ class FileStore : public FileFolder<Io> {
     if (!lock.ok()) return Error{lock.error().code, options.name + ": " + lock.error().message};
     auto store = std::unique_ptr<FileStore>(new FileStore(std::move(options), std::move(lock).value()));
     if (auto status = store->recover(); !status.ok()) return status.error();
+    if (auto status = store->workers_.start(store->options_.name, store->options_.workers); !status.ok()) return status.error();
     return Result<std::unique_ptr<FileStore>>(std::move(store));
   }
 
@@ -113,7 +115,7 @@ class FileStore : public FileFolder<Io> {
   using FileFolder<Io>::stats_;
 
   FileStore(FileTierOptions<Io> options, std::shared_ptr<void> folder_lock)
-      : FileFolder<Io>(std::move(options), std::move(folder_lock)), staging_(static_cast<std::size_t>(options_.workers)), workers_(options_.workers) {}
+      : FileFolder<Io>(std::move(options), std::move(folder_lock)), staging_(static_cast<std::size_t>(options_.workers)) {}
 
   static Event<Host> done(const Status& status) {
     auto event = Event<Host>::make();

@@ -28,7 +28,8 @@ class FileTier {
   using Refs = BundleRefs<Bundle, HostPage>;
 
   /// Opens the folder, made if need be: removes what a crash left under temporary names, finds the records that are there, and evicts those
-  /// beyond the budget. `layers`: of the model, as in the pools. Errors: invalid_argument; busy if another tier has the folder; the system's.
+  /// beyond the budget. `layers`: of the model, as in the pools. Errors: invalid_argument; busy if another tier has the folder; exhausted
+  /// without a thread to be had; the system's.
   static Result<FileTier> make(Options options, int layers = Bundle::layers) {
     if (layers < 1 || layers > Bundle::layers) {
       return Error{ErrorCode::invalid_argument, options.name + ": " + std::to_string(layers) + " layers; the model has " + std::to_string(Bundle::layers)};

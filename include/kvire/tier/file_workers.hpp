@@ -4,12 +4,14 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <kvire/exec/backend.hpp>
 #include <kvire/exec/function.hpp>
+#include <kvire/exec/host/thread.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -20,9 +22,7 @@ class BasicFileWorkers {
   /// A job is given the number of its thread, for memory that threads keep.
   using Job = MoveOnlyFunction<void(int worker)>;
 
-  explicit BasicFileWorkers(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this, i] { serve(i); });
-  }
+  BasicFileWorkers() = default;
   BasicFileWorkers(const BasicFileWorkers&) = delete;
   BasicFileWorkers& operator=(const BasicFileWorkers&) = delete;
   /// Runs what is queued, then joins.
@@ -33,6 +33,17 @@ class BasicFileWorkers {
     }
     changed_.notify_all();
     for (auto& thread : threads_) thread.join();
+  }
+
+  /// Starts the threads, once; `who` names them in the error. Error exhausted if the system has none to give; with fewer than asked for, jobs
+  /// only take longer.
+  Status start(const std::string& who, int threads) {
+    for (int i = 0; i < threads; ++i) {
+      auto thread = detail::start_thread(who, [this, i] { serve(i); });
+      if (!thread.ok()) return threads_.empty() ? thread.error() : Status();
+      threads_.push_back(std::move(thread).value());
+    }
+    return {};
   }
 
   void load(Job job) { post(loads_, std::move(job)); }
