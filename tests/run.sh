@@ -110,7 +110,7 @@ stage host host all -L "host|golden|engine|example"
 stage checks host all -L "header|fail|meta|consumer"
 stage clang host-clang all -L "host|golden"
 stage fast-math fast-math all -L "host|golden"
-stage asan asan "kvire_tests kvire_adopt own_layout draw_layouts" -L "host|example"
+stage asan asan "kvire_tests kvire_adapt_tests kvire_adopt kvire_detection own_layout draw_layouts" -L "host|example"
 stage tsan tsan all -L "host|example|smoke|soak"
 
 if wants cuda; then
