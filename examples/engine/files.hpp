@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#if KVIRE_ENGINE_XXHASH
+#if KVIRE_HAVE_XXHASH
 #include <kvire/adapt/xxhash.hpp>
 #endif
-#if KVIRE_ENGINE_LIBURING
+#if KVIRE_HAVE_LIBURING
 #include <kvire/adapt/io_uring.hpp>
 #endif
 #include <kvire/preset/deepseek_v4.hpp>
@@ -22,12 +22,12 @@
 
 namespace engine {
 
-#if KVIRE_ENGINE_XXHASH
+#if KVIRE_HAVE_XXHASH
 using FileSum = kvire::adapt::Xxh3;
 #else
 using FileSum = kvire::Xxh64;
 #endif
-#if KVIRE_ENGINE_LIBURING
+#if KVIRE_HAVE_LIBURING
 using FileIo = kvire::adapt::UringIo;
 #else
 using FileIo = kvire::PosixIo;
