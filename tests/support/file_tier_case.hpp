@@ -83,7 +83,8 @@ struct Folder {
   }
   void write(const std::string& name, const std::vector<std::byte>& bytes) const {
     std::FILE* file = std::fopen((path + "/" + name).c_str(), "wb");
-    if (file == nullptr || std::fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size() || std::fclose(file) != 0) std::abort();
+    const bool written = file != nullptr && (bytes.empty() || std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size());
+    if (!written || std::fclose(file) != 0) std::abort();
   }
   std::string path;
 };

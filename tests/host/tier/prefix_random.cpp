@@ -203,12 +203,14 @@ thread_local std::int64_t allocations = 0;
 
 }  // namespace
 
-// Counted for the whole test program; used by one test. Not inlined: g++ would take malloc and free for mismatched.
+// Counted for the whole test program; used by one test. Not inlined: g++ would take malloc and free for mismatched. The nothrow one too, which
+// standard algorithms call: what it gives comes back to the operator delete here.
 [[gnu::noinline]] void* operator new(std::size_t size) {
   ++allocations;
   if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
   std::abort();
 }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return operator new(size); }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
