@@ -39,13 +39,15 @@ constexpr int heads = 64;
 constexpr int dim = 128;
 SimdLevel level = best_level();
 
-// Threads that a contender left spinning for work would take the cores of the next: each starts when they have gone to sleep, and warms up its own.
+// Threads that a contender left spinning for work would take the cores of the next: each starts when they have gone to sleep. It warms up until
+// the system has spread its own threads over the cores, which takes several of the scheduler's ticks: engines call these in a loop.
 double seconds_of(const auto& f) {
+  using Clock = std::chrono::steady_clock;
   std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  for (const auto warm = Clock::now() + std::chrono::milliseconds(40); Clock::now() < warm;) f();
+  const auto start = Clock::now();
   f();
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 double median(std::vector<double> x) {
