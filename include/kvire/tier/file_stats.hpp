@@ -5,6 +5,7 @@
 #include <string>
 
 #include <kvire/tier/record.hpp>
+#include <kvire/tier/time_histogram.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -31,14 +32,38 @@ struct FileTierStats {
   std::int64_t found_temporaries = 0;  ///< left by a crash, removed at the start
   std::int64_t found_foreign = 0;    ///< files that are not the tier's, left alone
 
-  std::int64_t read_ns = 0;          ///< that workers spent on loads: reading, verifying, copying
-  std::int64_t write_ns = 0;         ///< the same for stores
+  TimeHistogram reads = {};          ///< by the time that a worker took for a batch of loads: reading, verifying, copying
+  TimeHistogram writes = {};         ///< the same for a store
 
   std::int64_t lost_for(RecordFault fault) const { return lost[static_cast<int>(fault)]; }
   std::int64_t all_lost() const {
     std::int64_t n = 0;
     for (const auto count : lost) n += count;
     return n;
+  }
+
+  /// Calls v(name, reason, value) for each number, for exports; the reason is empty but for losses.
+  template <class V>
+  void visit(V&& v) const {
+    v("loads", "", loads);
+    v("hits", "", hits);
+    v("hit_tokens", "", hit_tokens);
+    v("hit_bytes", "", hit_bytes);
+    for (int f = 0; f < record_fault_count; ++f) v("lost", name_of(static_cast<RecordFault>(f)), lost[f]);
+    v("stores", "", stores);
+    v("stored", "", stored);
+    v("stored_bytes", "", stored_bytes);
+    v("store_failures", "", store_failures);
+    v("stores_refused", "", stores_refused);
+    v("evictions", "", evictions);
+    v("evicted_bytes", "", evicted_bytes);
+    v("removal_failures", "", removal_failures);
+  }
+  /// Calls v(name, histogram) for each kind of work that takes time.
+  template <class V>
+  void visit_times(V&& v) const {
+    v("read", reads);
+    v("write", writes);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <kvire/memory/huge_page.hpp>
 #include <kvire/tier/file_folder.hpp>
 #include <kvire/tier/file_record.hpp>
+#include <kvire/tier/file_seals.hpp>
 #include <kvire/tier/file_workers.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -21,6 +22,7 @@ class FileStore : public FileFolder<Io> {
     RecordShape shape = {};                    ///< placed
     std::vector<const std::byte*> pages = {};  ///< section by section, slot by slot
     std::shared_ptr<void> owner = {};          ///< of the pages; goes before the event completes
+    RecordSeals seals = {};                    ///< compared before anything is written
   };
   struct Load {
     RecordKey key = {};
@@ -180,7 +182,7 @@ class FileStore : public FileFolder<Io> {
     {
       std::lock_guard lock(mutex_);
       remove_file = index_.end_load(loading.file.id, loading.serial, !keep);
-      if (start != Clock::time_point::max()) stats_.read_ns += since(start);
+      if (start != Clock::time_point::max()) stats_.reads.add(since(start));
       if (problem) {
         const std::string what = "record " + record_file_name(loading.file.id, loading.file.pages) + ": " + name_of(problem->fault) + ": " + problem->what;
         lose(problem->fault, what);
@@ -206,7 +208,7 @@ class FileStore : public FileFolder<Io> {
     std::vector<RecordFile> surplus;
     {
       std::lock_guard lock(mutex_);
-      stats_.write_ns += since(start);
+      stats_.writes.add(since(start));
       if (status.ok()) {
         ++stats_.stored;
         stats_.stored_bytes += file.bytes;
@@ -244,10 +246,13 @@ class FileStore : public FileFolder<Io> {
       status = buffer.error();
     } else {
       build_record<Sum>(buffer.value(), work.key, work.shape, work.pages);
-      write.data = buffer.value();
-      io().write(std::span(&write, 1));
-      written = true;
-      status = write.status;
+      status = work.seals.check(buffer.value(), work.shape);
+      if (status.ok()) {
+        write.data = buffer.value();
+        io().write(std::span(&write, 1));
+        written = true;
+        status = write.status;
+      }
       if (status.ok() && write.moved != file.bytes) {
         status = Error{ErrorCode::failed, write.path + ": " + std::to_string(write.moved) + " of " + std::to_string(file.bytes) + " bytes written"};
       }

@@ -3,6 +3,7 @@
 
 #include <kvire/pool/bundle_pool.hpp>
 #include <kvire/tier/file_migrate.hpp>
+#include <kvire/tier/file_seals.hpp>
 #include <kvire/tier/file_store.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -42,38 +43,46 @@ class FileTier {
   int layers() const { return layers_; }
   const std::string& name() const { return store_->options().name; }
 
-  /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final.
-  Event<Host> store(const RecordKey& key, const Pool& pool, Refs pages) {
+  /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final. With `seals` of the
+  /// pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
+  Event<Host> store(const RecordKey& key, const Pool& pool, Refs pages, std::shared_ptr<PageSeals> seals = {}) {
     auto shape = shape_;
     auto pointers = gather<const std::byte*>(pool, pages, shape);
     if (!pointers.ok()) return failed(pointers.error());
+    auto sealed = detail::RecordSeals::make(pool, pages, shape, std::move(seals));
+    if (!sealed.ok()) return failed(sealed.error());
     shape.place(key);
-    return store_->store({key, std::move(shape), std::move(pointers).value(), std::make_shared<Refs>(std::move(pages))});
+    return store_->store({key, std::move(shape), std::move(pointers).value(), std::make_shared<Refs>(std::move(pages)), std::move(sealed).value()});
   }
 
   struct Wanted {
     RecordKey key = {};
     Refs pages = {};  ///< to be filled; spaces without pages are not asked for
+    std::shared_ptr<PageSeals> seals = {};  ///< of the pool's pages, to be set; none: no seals
   };
 
   /// Fills pages that nobody else uses from a record. Records named together are read together.
   std::vector<Event<Host>> load(Pool& pool, std::vector<Wanted> wanted) {
-    return issue(pool, std::move(wanted), shape_, [](std::vector<std::byte*> pointers, RecordShape shape) {
-      return [pointers = std::move(pointers), shape = std::move(shape)](const std::byte* record, const RecordHeader& header) {
+    return issue(pool, std::move(wanted), shape_, [](std::vector<std::byte*> pointers, RecordShape shape, detail::RecordSeals seals) {
+      return [pointers = std::move(pointers), shape = std::move(shape), seals = std::move(seals)](const std::byte* record, const RecordHeader& header) {
         std::size_t next = 0;
         for (std::size_t i = 0; i < shape.sections.size(); ++i) {
           const RecordSection& section = header.shape.sections[i];
           if (shape.sections[i].pages == 0) continue;
           for (std::int64_t slot = 0; slot < section.slots; ++slot) {
             for (std::int64_t page = 0; page < section.pages; ++page) {
-              std::memcpy(pointers[next++], record + section.page_offset(slot, page), static_cast<std::size_t>(section.page_bytes));
+              const std::byte* const bytes = record + section.page_offset(slot, page);
+              if (seals) seals.set(next, bytes, section.page_bytes);
+              std::memcpy(pointers[next++], bytes, static_cast<std::size_t>(section.page_bytes));
             }
           }
         }
       };
     });
   }
-  Event<Host> load(const RecordKey& key, Pool& pool, Refs pages) { return one(key, std::move(pages), [&](auto wanted) { return load(pool, std::move(wanted)); }); }
+  Event<Host> load(const RecordKey& key, Pool& pool, Refs pages, std::shared_ptr<PageSeals> seals = {}) {
+    return one({key, std::move(pages), std::move(seals)}, [&](auto wanted) { return load(pool, std::move(wanted)); });
+  }
 
   /// The one way from a record of another layout, only ever by this name: fills the pages from a record of `Old`, a bundle with the same entries
   /// and other policies, as `kvire::migrate` would between pools (errors of the numbers included). The old record stays: `store` the pages under
@@ -81,8 +90,8 @@ class FileTier {
   template <class Old>
   Event<Host> migrate(const RecordKey& key, Pool& pool, Refs pages, const RowOptions& row = {}) {
     static_assert(detail::require_migrate_bundle<Old, Bundle>());
-    return one(key, std::move(pages), [&](auto wanted) {
-      return issue(pool, std::move(wanted), detail::record_shape<Old>(layers_), [row](std::vector<std::byte*> pointers, RecordShape shape) {
+    return one({key, std::move(pages)}, [&](auto wanted) {
+      return issue(pool, std::move(wanted), detail::record_shape<Old>(layers_), [row](std::vector<std::byte*> pointers, RecordShape shape, const detail::RecordSeals&) {
         return [pointers = std::move(pointers), shape = std::move(shape), row](const std::byte* record, const RecordHeader& header) {
           detail::migrate_record<Old, Bundle>(record, header.shape, shape, pointers, row);
         };
@@ -198,12 +207,14 @@ class FileTier {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       auto shape = stored;
       auto pointers = gather<std::byte*>(pool, wanted[i].pages, shape);
-      if (!pointers.ok()) {
-        events[i] = failed(pointers.error());
+      auto seals = detail::RecordSeals::make(pool, wanted[i].pages, shape, std::move(wanted[i].seals));
+      if (!pointers.ok() || !seals.ok()) {
+        events[i] = failed(pointers.ok() ? seals.error() : pointers.error());
         continue;
       }
       position.push_back(i);
-      loads.push_back({std::move(wanted[i].key), shape, make_consumer(std::move(pointers).value(), shape), std::make_shared<Refs>(std::move(wanted[i].pages))});
+      loads.push_back({std::move(wanted[i].key), shape, make_consumer(std::move(pointers).value(), shape, std::move(seals).value()),
+                       std::make_shared<Refs>(std::move(wanted[i].pages))});
     }
     auto issued = store_->load(std::move(loads));
     for (std::size_t i = 0; i < issued.size(); ++i) events[position[i]] = std::move(issued[i]);
@@ -211,9 +222,9 @@ class FileTier {
   }
 
   template <class Issue>
-  static Event<Host> one(const RecordKey& key, Refs pages, Issue&& issue) {
+  static Event<Host> one(Wanted record, Issue&& issue) {
     std::vector<Wanted> wanted;
-    wanted.push_back({key, std::move(pages)});
+    wanted.push_back(std::move(record));
     return std::move(issue(std::move(wanted)).front());
   }
 

@@ -184,6 +184,12 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
       piece.info = {.entry = Entry::name, .layer = layer, .direction = direction};
       piece.count.entry = Entry::name;
       piece.count.copies = 1;
+      auto seal = seal_of_piece(source, destination, slot, entry_ids, options);
+      if (!seal.ok()) {
+        (void)(status = seal.error());
+        return;
+      }
+      piece.seal = std::move(seal).value();
       const std::uint64_t digest = options.digest ? digest_key(fingerprint64<P> ^ digest_name(Entry::name), layer) | 1 : 0;
       Engine::template pages<P>(piece, pool_access::view(destination, slot), pool_access::const_view(source, slot), entry_ids, digest);
       builder.add(std::move(piece));
@@ -191,6 +197,7 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
     builder.progress().cover(pool_access::memory(source).get(), slot_positions);
     builder.progress().cover(pool_access::memory(destination).get(), slot_positions);
   });
+  if (!status.ok()) return status.error();
   return Result<PreparedTransfer<Backend>>(builder.finish());
 }
 

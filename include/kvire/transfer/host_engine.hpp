@@ -9,6 +9,7 @@
 
 #include <kvire/exec/host/stream.hpp>
 #include <kvire/transfer/host_copy.hpp>
+#include <kvire/transfer/seal.hpp>
 #include <kvire/transfer/ticket.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -47,6 +48,8 @@ struct TransferEngine<Backend> {
     MoveOnlyFunction<void(bool streaming)> move;
     MoveOnlyFunction<Digest()> source = {};       // with digests only
     MoveOnlyFunction<Digest()> destination = {};
+    PieceSeal seal = {};                          // with seals only
+    MoveOnlyFunction<Status()> settle = {};
   };
 
   template <class P>
@@ -58,6 +61,13 @@ struct TransferEngine<Backend> {
     piece.count.tokens = n * P::tokens_per_page;
     piece.count.bytes = n * P::page_bytes;
     piece.move = [to, from, ids](bool streaming) { copy_pages<P>(to, ids->to, from, ids->from, streaming); };
+    if (piece.seal) {
+      piece.settle = [to, from, ids, seal = piece.seal, entry = piece.count.entry, layer = piece.info.layer] {
+        const auto found = seal.store ? seal_pages(seal.layer, from, P::page_bytes, ids->from)
+                                      : seal_pages(seal.layer, ConstPageView<P, Backend>(to), P::page_bytes, ids->to);
+        return seal.settle(found, entry, layer);
+      };
+    }
     if (digest == 0) return;
     piece.source = [from, ids, digest] { return digest_pages<P>(digest, from, ids->from); };
     piece.destination = [to, ids, digest] { return digest_pages<P>(digest, ConstPageView<P, Backend>(to), ids->to); };
@@ -97,6 +107,7 @@ struct TransferEngine<Backend> {
     stream.copy_with(piece.info, [move = std::move(piece.move), streaming]() mutable { move(streaming); }, [state, count = std::move(piece.count)](const Status& status) {
       if (status.ok()) state->count(count);
     });
+    if (piece.settle) stream.launch(std::move(piece.settle));
     if (!digest) return;
     stream.launch([state, destination = std::move(piece.destination), expected, info = piece.info]() mutable -> Status {
       const Digest found = destination();

@@ -50,7 +50,7 @@ Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& fr
                                                const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,
                                                const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
   static_assert(detail::require_migrate<P, Q>());
-  if (options.digest) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the digests of two layouts cannot agree"};
+  if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
   constexpr auto direction = detail::direction_between<PagePool<P, Cuda, Side>, PagePool<Q, Cuda, OtherSide>>();
   return detail::prepare_pools(from, to, plan, true, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
     const auto n = static_cast<std::int64_t>(ids->to.size());

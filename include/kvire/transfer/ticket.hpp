@@ -27,12 +27,15 @@ struct LayerRange {
 template <class Backend>
 struct EngineOptions {};
 
+class PageSeals;
+
 template <class Backend>
 struct TransferOptions {
   std::string name = "transfer";              ///< for messages
   std::vector<Event<Backend>> after = {};     ///< what must be complete first: the events of the kernels that made the source, for instance
   LayerRange layers = {};
   bool digest = false;                        ///< checksum source and destination of every layer; a difference fails the transfer there
+  std::shared_ptr<PageSeals> seals = {};      ///< of the host's pages: noted by a transfer to the host, compared by one from it, whose layer fails where they differ
   std::shared_ptr<TransferStats> stats = {};  ///< also counted here
   std::chrono::milliseconds wait_limit{30'000};  ///< how long the stream waits for earlier work before the transfer fails
   EngineOptions<Backend> engine = {};

@@ -10,6 +10,7 @@
 #include <kvire/transfer/copy_pages.cuh>
 #include <kvire/transfer/copy_rows.cuh>
 #include <kvire/transfer/digest.cuh>
+#include <kvire/transfer/seal.cuh>
 #include <kvire/transfer/transfer.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -28,6 +29,7 @@ class DigestBook {
     book->parts_ = std::move(parts).value();
     book->parts_.busy_until(written);
     book->on_host_.resize(pieces);
+    book->infos_.reserve(pieces);  // early pieces are judged while later ones are added
     return book;
   }
 
@@ -156,11 +158,16 @@ class PieceQueue {
   static constexpr int migrate_blocks(bool to_host) { return to_host ? 128 : 64; }
   using Piece = TransferEngine<Cuda>::Piece;
 
-  /// `read`: once this is final no kernel reads the ids any more. `book`: of digests, if they are asked for.
-  PieceQueue(Stream<Cuda>& stream, const EngineOptions<Cuda>& options, const Event<Cuda>& read, std::shared_ptr<DigestBook> book)
-      : stream_(stream), options_(options), read_(read), book_(std::move(book)) {}
+  /// `read`: once this is final no kernel reads the ids any more. `book`, `seals`: if they are asked for.
+  PieceQueue(Stream<Cuda>& stream, const EngineOptions<Cuda>& options, const Event<Cuda>& read, std::shared_ptr<DigestBook> book, std::shared_ptr<SealBook> seals)
+      : stream_(stream), options_(options), read_(read), book_(std::move(book)), seals_(std::move(seals)) {}
 
   Status add(Piece& piece) {
+    if (piece.seal) {
+      auto pages = upload(piece.pages);
+      if (!pages.ok()) return pages.error();
+      seals_->add(piece.seal, piece.info, piece.list, piece.seal.store ? pages.value().from : pages.value().to);
+    }
     if (!piece.digest) return copy(piece);
     Landing landing{book_->add(piece.info), std::move(piece.digest), piece.pages};
     const bool from_host = piece.info.direction == CopyDirection::host_to_device;
@@ -184,7 +191,7 @@ class PieceQueue {
       if (Status status = from_host ? digest_device(landing, false) : digest_host(landing); !status.ok()) return status;
     }
     landed_.clear();
-    return {};
+    return seals_ ? seals_->flush(stream_) : Status();
   }
 
  private:
@@ -298,6 +305,7 @@ class PieceQueue {
   const EngineOptions<Cuda>& options_;
   const Event<Cuda>& read_;
   std::shared_ptr<DigestBook> book_;
+  std::shared_ptr<SealBook> seals_;
   std::vector<Scratch> scratch_;  // not reused before the transfer is done
   std::map<const void*, UploadedPages> uploaded_;
   std::vector<CopyRequest> requests_;
@@ -314,8 +322,10 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     return Error{ErrorCode::unsupported, name + ": a ticket stands for work that runs once; on a capturing stream use submit with ids in device buffers"};
   }
   std::size_t digests = 0;
+  std::size_t sealed = 0;
   for (Piece& piece : pieces) {
     digests += piece.digest ? 1 : 0;
+    sealed += piece.seal ? piece.pages->to.size() : 0;
     if (Status status = on_device(piece.list, piece.info, stream.device(), state->name); !status.ok()) return status;
   }
   for (const auto& wait : waits) {
@@ -324,33 +334,41 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     return Error{status.error().code, name + ": " + status.error().message};
   }
 
-  // With digests the end of the transfer asks the book, which must not be what the book's own memory waits for.
-  const Event<Cuda> through = digests > 0 ? Event<Cuda>::make("digests of " + state->name) : progress.done();
+  // With checksums the end of the transfer asks their book, which must not be what the book's own memory waits for.
+  const Event<Cuda> through = digests + sealed > 0 ? Event<Cuda>::make("checksums of " + state->name) : progress.done();
   std::shared_ptr<DigestBook> book;
   if (digests > 0) {
     auto made = DigestBook::make(digests, through);
     if (!made.ok()) return made.error();
     book = std::move(made).value();
   }
-  // What the first pieces of the book have come to; behind the whole transfer its sums are the ticket's.
+  std::shared_ptr<SealBook> seals;
+  if (sealed > 0) {
+    auto made = SealBook::make(sealed, pieces.size(), through);
+    if (!made.ok()) return made.error();
+    seals = std::move(made).value();
+  }
+  // What the first pieces of the books have come to; behind the whole transfer the digests' sums are the ticket's.
   const auto verdict = [&](bool whole) {
     MoveOnlyFunction<Status()> ask;
-    if (!book) return ask;
-    ask = [book, n = book->pieces(), into = whole ? state : nullptr]() -> Status {
+    if (!book && !seals) return ask;
+    ask = [book, seals, n = book ? book->pieces() : 0, layers = seals ? seals->layers() : 0, into = whole ? state : nullptr]() -> Status {
+      Status found = seals ? seals->verdict(layers) : Status();
+      if (!book) return found;
       Digest source;
       Digest destination;
-      const Status found = book->verdict(n, source, destination);
+      Status digests = book->verdict(n, source, destination);
       if (into) {
         std::lock_guard lock(into->mutex);
         into->source = source;
         into->destination = destination;
       }
-      return found;
+      return digests.ok() ? found : digests;
     };
     return ask;
   };
 
-  PieceQueue queue(stream, options, through, book);
+  PieceQueue queue(stream, options, through, book, seals);
   auto arrivals = std::make_shared<std::vector<std::pair<Event<Cuda>, MovedCount>>>();
   Status status;
   std::size_t next = 0;
@@ -371,7 +389,7 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
   }
   if (!status.ok()) progress.fail(first_open, status.error());
   if (Status recorded = stream.record(progress.done(), status, verdict(true)); !recorded.ok()) (void)progress.done().complete(recorded);
-  if (book) (void)stream.record(through);
+  if (book || seals) (void)stream.record(through);
   pieces.clear();
   // The layers of a stream arrive in order.
   const auto follow = [&](TransferStats& stats) {

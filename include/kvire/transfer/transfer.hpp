@@ -115,6 +115,28 @@ Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuil
   return std::shared_ptr<const CheckedIds<std::int64_t>>(std::move(ids));
 }
 
+/// The seals of one layer of a transfer between a host pool and a device pool; none if the options name none. Errors: mismatch for seals of another
+/// host pool; unsupported for token plans.
+template <class From, class To, class Ids, class Backend>
+Result<PieceSeal> seal_of_piece(const From& from, const To& to, EntrySlot slot, const std::shared_ptr<const Ids>& ids, const TransferOptions<Backend>& options) {
+  PieceSeal seal;
+  if (!options.seals) return seal;
+  seal.store = std::is_same_v<typename To::side, HostSide>;
+  seal.table = options.seals;
+  if constexpr (std::is_same_v<typename To::side, HostSide>) {
+    seal.layer = options.seals->of(to, slot);
+  } else {
+    seal.layer = options.seals->of(from, slot);
+  }
+  if (!seal) return Error{ErrorCode::mismatch, "transfer '" + options.name + "': its seals are not of pool " + (seal.store ? to.name() : from.name())};
+  if constexpr (std::is_same_v<Ids, CheckedIds<std::int32_t>>) {
+    seal.host = {ids, seal.store ? &ids->to : &ids->from};
+    return seal;
+  } else {
+    return Error{ErrorCode::unsupported, "transfer '" + options.name + "': seals are of whole pages, and this plan moves tokens"};
+  }
+}
+
 /// The numbers of the positions that a range names. Error out_of_range.
 template <class Int = std::int32_t>
 Result<std::vector<Int>> layers_of(const LayerRange& range, int layers, const std::string& pool) {
@@ -191,13 +213,22 @@ Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& t
   static_assert(require_transfer<From, To>());
   using P = typename From::policy;
   using Engine = TransferEngine<typename From::backend>;
-  return prepare_pools(from, to, plan, to_second, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
+  Status sealed;
+  auto prepared = prepare_pools(from, to, plan, to_second, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
+    auto seal = seal_of_piece(from, to, slot, ids, options);
+    if (seal.ok()) {
+      piece.seal = std::move(seal).value();
+    } else {
+      (void)(sealed = seal.error());
+    }
     if constexpr (Plan::granularity == Granularity::page) {
       Engine::template pages<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
     } else {
       Engine::template rows<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
     }
   });
+  if (!sealed.ok()) return sealed.error();
+  return prepared;
 }
 
 template <class Backend>

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <kvire/tier/block_io_faults.hpp>
+#include <kvire/transfer/bundle.hpp>
 #include <tests/support/file_tier_case.hpp>
 
 using namespace kvire;
@@ -274,4 +275,39 @@ TEST_CASE("file faults: many threads, slow and failing files, a small budget: no
   CHECK(wrong.load() == 0);
   CHECK(hits.load() > 20);
   CHECK(host.free_pages() == free);
+}
+
+TEST_CASE("file faults: with seals, a page that changed on the host is not written, and one that is read is sealed") {
+  Setup s;
+  using Model = Small::Model;
+  auto seals = PageSeals::make(s.host.pool).value();
+  auto device = DeviceBundlePool<Model, Host>::make({.pages = Small::counts(3, 3), .layers = SmallSchedule::layers}).value();
+  auto stream = Stream<Host>::make().value();
+  const auto on_device = device.allocate(Small::counts(1, 1)).value();
+  const auto moves = [&](const Small::Refs& on_host) {
+    return BundlePlan<Model>(in_space<space::Full>(plan(on_host.of<space::Full>(), on_device.of<space::Full>())),
+                             in_space<space::Window>(plan(on_host.of<space::Window>(), on_device.of<space::Window>())));
+  };
+  const auto byte = [&](const Small::Refs& refs) -> std::byte& {
+    return pool_access::view(s.host.pool.entry<SmallWindow>(), EntrySlot(2)).page(refs.of<space::Window>()[0].id().value)[9];
+  };
+  auto refs = s.host.allocate();
+  REQUIRE(backup(device, s.host.pool, moves(refs), stream, {.seals = seals}).value().wait().ok());
+  byte(refs) ^= std::byte{32};
+  const auto refused = s.tier.store(key_of(1), s.host.pool, refs, seals).wait();
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::mismatch);
+  CHECK(s.folder.bytes() == 0);
+  CHECK(s.tier.bytes().count == 0);
+  byte(refs) ^= std::byte{32};
+  CHECK(s.tier.store(key_of(1), s.host.pool, refs, seals).wait().ok());
+  // From the record to other host pages, and from there to the device.
+  auto others = s.host.allocate();
+  CHECK(s.tier.load(key_of(1), s.host.pool, others, seals).wait().ok());
+  CHECK(load(s.host.pool, device, moves(others), stream, {.seals = seals}).value().wait().ok());
+  byte(others) ^= std::byte{32};
+  CHECK(load(s.host.pool, device, moves(others), stream, {.seals = seals}).value().wait().error().code == ErrorCode::mismatch);
+  // Seals of another pool are of no use.
+  Small another;
+  CHECK(s.tier.store(key_of(2), another.pool, another.allocate(), seals).wait().error().code == ErrorCode::mismatch);
 }

@@ -112,6 +112,7 @@ struct TransferEngine<Cuda> {
     MovedCount count;
     PageList list;
     PieceDigest digest = {};
+    PieceSeal seal = {};
     std::shared_ptr<const CheckedIds<std::int32_t>> pages = {};  // whole pages
     std::shared_ptr<const std::vector<TokenRun>> runs = {};      // of a token plan, pages that come whole taken out
     std::int64_t run_tokens = 0;
