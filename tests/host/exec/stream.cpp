@@ -213,6 +213,23 @@ TEST_CASE("stream: many threads queue into streams that wait for each other") {
   for (std::size_t i = 0; i < sums.size(); ++i) REQUIRE(sums[i] == static_cast<int>(i) + 1);
 }
 
+TEST_CASE("stream: a failure that comes after synchronize gave up is still there for the next one") {
+  auto stream = Stream<Host>::make().value();
+  auto hold = CopyHold::make();
+  const std::atomic<bool> never{false};
+  stream.launch([&]() -> Status {
+    hold->hold(never);
+    return Error{ErrorCode::failed, "late"};
+  });
+  CHECK(stream.synchronize(deadline_in(5ms)).error().code == ErrorCode::timeout);
+  hold->release();
+  bool ran = false;
+  stream.launch([&] { ran = true; });
+  CHECK(stream.synchronize(deadline_in(10s)).error().message == "late");
+  CHECK_FALSE(ran);
+  CHECK(stream.synchronize(deadline_in(10s)).ok());  // told once
+}
+
 TEST_CASE("stream: destroyed inside its own work") {
   auto done = Event<Host>::make();
   {

@@ -143,15 +143,20 @@ class Stream<Backend> {
     });
   }
 
-  /// Waits until everything queued so far has run. Returns, and clears, the stream's first failure. Error timeout: still running.
+  /// Waits until everything queued so far has run. Returns, and clears, the stream's first failure. Error timeout: still running; a failure found
+  /// later stays with the stream, as nobody has been told of it. Not for the stream's own work, which would wait for itself.
   Status synchronize(Deadline deadline = no_deadline) {
     const auto event = Event<Backend>::make("synchronize " + name());
+    const auto answered = std::make_shared<std::atomic<bool>>(false);  // by the stream, or by the deadline: whichever comes first
     event.mark_recorded();
-    state_->push([event](State& state) {
+    state_->push([event, answered](State& state) {
+      const bool heard = !answered->exchange(true);
       event.complete(state.status());
-      state.error.reset();
+      if (heard) state.error.reset();
     });
-    return event.wait(deadline);
+    Status status = event.wait(deadline);
+    if (!is_final(event.query()) && answered->exchange(true)) return event.wait();
+    return status;
   }
 
   /// True if nothing is queued or running.
