@@ -8,6 +8,7 @@
 #include <kvire/base/sort.hpp>
 #include <kvire/exec/backend.hpp>
 #include <kvire/pool/ledger_core.hpp>
+#include <kvire/pool/work_stream.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -40,8 +41,8 @@ template <class Backend>
 struct InFlight {
   PageUse use = PageUse::load;
   Event<Backend> event;
-  const void* stream = nullptr;  ///< identity of the stream that all of the work runs on, where known: its order covers later work there
-  TransferOrder order = {};      ///< of a transfer that was prepared; none for other work
+  std::shared_ptr<WorkStream> stream = {};  ///< that the work is queued on, where known
+  TransferOrder order = {};                 ///< of a transfer that was prepared; none for other work
 };
 
 /// Page ownership of another engine's allocator, so that its pages can be transferred and leased without copying its bookkeeping. Ids are
@@ -84,7 +85,7 @@ struct Flight {
   PageUse use;
   Event<Backend> event;
   std::vector<std::int32_t> pages;
-  const void* stream = nullptr;
+  std::shared_ptr<WorkStream> stream;
   TransferOrder order;
   bool dropped = false;
 };
@@ -104,15 +105,15 @@ class LedgerState final : public LedgerCore {
   };
   std::unique_ptr<OutsideOwner> outside;
 
-  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event, const void* stream,
-                                 TransferOrder order) {
+  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event,
+                                 std::shared_ptr<WorkStream> stream, TransferOrder order) {
     const bool alone = use == PageUse::store;
     if (outside) {
       if (auto ok = retain_outside(page, n, alone); !ok.ok()) return ok.error();
     } else if (auto ok = pin(page, n, alone); !ok.ok()) {
       return ok.error();
     }
-    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), stream, std::move(order), false};
+    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), std::move(stream), std::move(order), false};
     detail::sort(flight->pages);
     std::lock_guard lock(mutex_);
     flights_.push_back(flight);

@@ -170,11 +170,12 @@ class PageLedger {
     return {};
   }
 
-  /// Takes ownership out of a reference, for tables of plain ids. The id must come back through `release(PageId)` or `attach`.
+  /// Takes ownership out of a reference, for tables of plain ids. The id must come back through `release(PageId)` or `attach`. none() for an
+  /// empty reference, and for a page of another pool, whose reference stays as it is.
   PageId detach(Ref&& ref) {
-    const PageId page = ref.id();
-    if (ref) std::exchange(ref.core_, nullptr)->to_raw(page.value);
-    ref.page_ = PageId();
+    if (ref.core_ != state_) return PageId();
+    const PageId page = std::exchange(ref.page_, PageId());
+    std::exchange(ref.core_, nullptr)->to_raw(page.value);
     return page;
   }
   /// A reference that takes over a detached id's ownership. Errors as `release(PageId)`.
@@ -192,13 +193,13 @@ class PageLedger {
   /// still be unrecorded. `stream`, `order`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; invalid_argument
   /// for an empty event; busy, for
   /// PageUse::store, if a page has further owners. An owner that joins later finds the hold.
-  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, const void* stream = nullptr,
+  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, std::shared_ptr<WorkStream> stream = {},
                     TransferOrder order = {}) {
     if (!event.valid()) return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold with an empty event would never end"};
     std::vector<std::int32_t> ids;
     ids.reserve(pages.size());
     for (PageId page : pages) ids.push_back(page.value);
-    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), stream, std::move(order));
+    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), std::move(stream), std::move(order));
     if (!flight.ok()) return flight.error();
     return Hold(state_, flight.value());
   }

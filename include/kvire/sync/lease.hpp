@@ -15,6 +15,7 @@
 #include <kvire/exec/backend.hpp>
 #include <kvire/exec/function.hpp>
 #include <kvire/pool/view.hpp>
+#include <kvire/pool/work_stream.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -76,6 +77,7 @@ struct LeaseState {
 
   std::shared_ptr<StepFailure> failure;  ///< none for assume_ready
   const void* stream = nullptr;          ///< where the waits are queued
+  std::shared_ptr<WorkStream> work;      ///< of the hold; none without
   std::chrono::milliseconds wait_limit{0};
   std::vector<LeaseWait<Backend>> waits;
   bool any_page = true;                ///< of a write lease: whether it is not limited to `pages`
@@ -168,7 +170,8 @@ struct LeaseMaker {
 /// The one door from a lease to bytes; for kernels, whose work runs on a stream. Never use the view from the host thread: the load it waits
 /// for is waited for on the stream alone.
 struct kernel_access {
-  /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream.
+  /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream. The step
+  /// fails if a transfer of the lease's pages has been queued on the step's stream before, counting on the kernels to be there as well.
   template <class P, class B, bool W>
   static typename Lease<P, B, W>::view view(const Lease<P, B, W>& lease, Stream<B>& stream) {
     if (!lease.state_) return lease.view_;
@@ -213,7 +216,10 @@ struct kernel_access {
  private:
   template <class B>
   static void queue_waits(const detail::LeaseState<B>& state, Stream<B>& stream) {
-    if (state.waits.empty() || stream.identity() == state.stream) return;
+    if (stream.identity() == state.stream) return;
+    if (state.work && !state.work->leave()) {
+      state.failure->fail(Error{ErrorCode::busy, "stream '" + stream.name() + "': a lease of another stream, on which a transfer of its pages was queued since"});
+    }
     for (const auto& wait : state.waits) detail::QueueWait<B>::queue(stream, wait, state.failure, state.wait_limit);
   }
 };

@@ -148,7 +148,8 @@ class Step {
     for (const auto page : pages) ids.push_back(page.value);
     detail::sort(ids);
     const Event<Backend> own = lease.begin();
-    auto hold = ledger.hold(pages, use, own, lease.stream);
+    lease.work = std::make_shared<WorkStream>(lease.stream);
+    auto hold = ledger.hold(pages, use, own, lease.work);
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     for (const auto& [page, flight] : ledger.in_flight(ids)) {
@@ -175,8 +176,10 @@ class Step {
 
   static void add_wait(LeaseState& lease, Event<Backend> event, std::string what, bool may_fail) {
     if (event.query() == EventState::complete) return;
-    for (const auto& wait : lease.waits) {
-      if (wait.event == event) return;
+    for (auto& wait : lease.waits) {
+      if (!(wait.event == event)) continue;
+      wait.may_fail = wait.may_fail && may_fail;
+      return;
     }
     lease.waits.push_back({std::move(event), std::move(what), may_fail});
   }

@@ -140,11 +140,12 @@ class TransferBuilder {
     for (const std::int32_t id : unique.ids) once.push_back(PageId(id));
     auto hold = ledger.hold(once, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done(), nullptr, order_);
     if (!hold.ok()) return hold.error();
+    // Kept whatever comes: a hold ends with the event, which an error completes.
+    transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
     if (destination && unique.twice >= 0) {
       return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(unique.twice) +
                                              " is the destination of two pages of the plan"};
     }
-    transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
     // Behind the hold: from here on the pages cannot change hands.
     for (std::size_t i = 0; i < generations.size(); ++i) {
       if (Status status = ledger.check(PageKey<PageId>{pages[i], generations[i]}); !status.ok()) return status;
@@ -152,7 +153,7 @@ class TransferBuilder {
     transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done(), order = order_](
                                      const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
       for (const auto& [page, flight] : ledger.in_flight(ids)) {
-        if (flight.event == own || (stream == flight.stream && stream != nullptr) || !(destination || writes(flight.use))) continue;
+        if (flight.event == own || !(destination || writes(flight.use)) || (flight.stream && flight.stream->covers(stream))) continue;
         if (flight.event.query() == EventState::unrecorded) {
           // Of two that are both unissued, one has to be free to go: the later finds this one's event when its turn comes.
           const std::int64_t other = flight.order ? flight.order->load() : -1;
@@ -161,7 +162,11 @@ class TransferBuilder {
                                             std::to_string(page) + " (" + flight.event.label() + ") has not been issued"};
         }
         bool known = false;
-        for (const auto& wait : waits) known = known || wait.event == flight.event;
+        for (auto& wait : waits) {
+          if (!(wait.event == flight.event)) continue;
+          known = true;
+          wait.may_fail = wait.may_fail && destination;  // one transfer may have written what is read here and read what is written
+        }
         if (!known) waits.push_back({flight.event, destination});
       }
       return {};

@@ -132,6 +132,19 @@ TEST_CASE("ledger: double, foreign, unknown and out-of-range frees are errors th
   CHECK_FALSE(ledger.release(std::move(b)).ok());  // NOLINT: empty now
 }
 
+TEST_CASE("ledger: a reference of another pool is not detached here: its id would name a page of this one") {
+  auto mine = Ledger::make("mine", 4).value();
+  auto other = Ledger::make("other", 4).value();
+  const auto id = mine.detach(mine.allocate().value());
+  auto theirs = other.allocate().value();
+  REQUIRE(theirs.id() == id);
+  CHECK(mine.detach(std::move(theirs)).none());
+  CHECK(theirs.id() == id);
+  CHECK(other.detach(std::move(theirs)) == id);
+  CHECK(mine.release(id).ok());
+  CHECK(other.release(id).ok());
+}
+
 TEST_CASE("ledger: a raw id can become a reference again, once") {
   auto ledger = make(4);
   const auto id = ledger.detach(ledger.allocate().value());

@@ -9,7 +9,7 @@
 #include <kvire/layout/policies.hpp>
 #include <kvire/sync/gate.hpp>
 #include <kvire/sync/host.hpp>
-#include <kvire/transfer/transfer.hpp>
+#include <kvire/transfer/migrate.hpp>
 #include <tests/support/pages.hpp>
 
 using namespace kvire;
@@ -336,6 +336,64 @@ TEST_CASE("step: a write waits for a backup of its page, and a backup for a writ
   kernel->release();
   CHECK(again.wait(deadline_in(10s)).ok());
   CHECK(pool_access::const_view(s.host, EntrySlot(3)).page(s.source.id().value)[0] == std::byte{0x77});
+}
+
+TEST_CASE("step: a transfer on the step's own stream waits for kernels that its lease was taken to another stream for") {
+  Setup s;
+  auto other = Stream<Host>::make({.name = "other"}).value();
+  const std::vector<DevicePage> pages{s.page.id()};
+  const auto set = [page = pages[0].value](PageView<Keys, Host> view) { std::memset(view.page(page), 0x77, Keys::page_bytes); };
+  auto kernel = CopyHold::make();
+  const std::atomic<bool> never{false};
+  auto step = s.gate.begin({}, s.compute).value();
+  {
+    const auto lease = step.write(s.device, EntrySlot(3), pages).value();
+    launch(
+        other,
+        [&](PageView<Keys, Host> view) {
+          kernel->hold(never);
+          set(view);
+        },
+        lease);
+  }
+  auto saved = backup(s.device, s.host, s.pairs(), s.compute, {.name = "save"}).value();
+  CHECK(saved.wait(deadline_in(10ms)).error().code == ErrorCode::timeout);
+  kernel->release();
+  CHECK(saved.wait(deadline_in(10s)).ok());
+  CHECK(pool_access::const_view(s.host, EntrySlot(3)).page(s.source.id().value)[0] == std::byte{0x77});
+
+  // The other way round there is no wait left to queue: the transfer has counted on the stream's order, so the kernel does not run.
+  const auto lease = step.write(s.device, EntrySlot(0), pages).value();
+  launch(s.compute, set, lease);
+  CHECK(backup(s.device, s.host, s.pairs(), s.compute).value().wait(deadline_in(10s)).ok());
+  CHECK(step.status().ok());
+  fill(s.device, s.page.id(), 1);
+  launch(other, set, lease);
+  CHECK(other.synchronize(deadline_in(10s)).ok());
+  CHECK(step.status().error().code == ErrorCode::busy);
+  CHECK(contains(step.status().error().message, "stream 'other': a lease of another stream"));
+  CHECK(kvire_test::holds(s.device, s.page.id(), 1));
+}
+
+TEST_CASE("step: a write waits for both sides of a transfer within one pool, whose failure it shares") {
+  auto hold = CopyHold::make();
+  Setup s;
+  auto mover = Stream<Host>::make({.faults = FaultHooks::make([hold](const CopyInfo&) {
+                                     const std::atomic<bool> never{false};
+                                     hold->hold(never);
+                                     return Fault::fail("lost");
+                                   })}).value();
+  auto other = s.device.allocate().value();
+  auto moved = migrate(s.device, s.device, plan(std::vector{s.page}, std::vector{other}), mover).value();
+  const std::vector<DevicePage> pages{s.page.id(), other.id()};
+  auto step = s.gate.begin({}, s.compute).value();
+  bool ran = false;
+  launch(s.compute, [&](PageView<Keys, Host>) { ran = true; }, step.write(s.device, EntrySlot(0), pages).value());
+  hold->release();
+  CHECK(s.compute.synchronize(deadline_in(10s)).ok());
+  CHECK_FALSE(moved.wait(deadline_in(10s)).ok());
+  CHECK(contains(step.status().error().message, "lost"));
+  CHECK_FALSE(ran);
 }
 
 TEST_CASE("step: a write to a page whose load was not issued is refused, one under way is waited for") {

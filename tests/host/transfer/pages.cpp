@@ -484,6 +484,41 @@ TEST_CASE("transfer: a load whose source page failed to be written fails too") {
   CHECK(contains(status.error().message, "lost"));
 }
 
+TEST_CASE("transfer: a page whose load fails is not written back over the good copy that it came from") {
+  auto lossy = stream_with([](const CopyInfo& info) { return info.direction == CopyDirection::host_to_device ? Fault::fail("lost") : Fault::none(); });
+  auto other = Stream<Host>::make().value();
+  for (Stream<Host>* stream : {&lossy, &other}) {
+    auto device = Device::make({.layers = 1, .pages = 4}).value();
+    auto host = mirror_of(device, 4).value();
+    auto page = device.allocate().value();
+    auto kept = host.allocate().value();
+    fill(host, kept.id(), 1);
+    fill(device, page.id(), 9);
+    const auto pairs = plan(std::vector{kept}, std::vector{page});
+    auto producer = Event<Host>::make("producer");
+    auto in = load(host, device, pairs, lossy, {.after = {producer}}).value();
+    auto out = backup(device, host, pairs, *stream).value();  // its destination need only wait for the load, its source needs it
+    producer.complete();
+    CHECK_FALSE(in.wait(deadline_in(10s)).ok());
+    CHECK(contains(out.wait(deadline_in(10s)).error().message, "lost"));
+    CHECK(holds(host, kept.id(), 1));
+  }
+}
+
+TEST_CASE("transfer: one that is refused for a destination named twice leaves no page held") {
+  auto device = Device::make({.layers = 1, .pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto page = device.allocate().value();
+  auto kept = host.allocate().value();
+  const auto refused = prepare_backup(device, host, plan(std::vector{kept.id(), kept.id()}, std::vector{page.id(), page.id()}));
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::duplicate);
+  CHECK(host.ledger().holds(kept.id()) == 0);
+  kept.reset();
+  CHECK(host.draining_pages() == 0);
+  CHECK(host.free_pages() == 3);
+}
+
 TEST_CASE("transfer: many scattered pages are one batch a layer, to the byte") {
   using P = Fp4WithScale<64, 128>;
   auto device = DevicePool<P, Host>::make({.layers = 2, .pages = 601}).value();
