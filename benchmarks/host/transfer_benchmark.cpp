@@ -110,6 +110,23 @@ void pages(benchmark::State& state) {
   block.report(state, best);
 }
 
+// The same with seals: what the check of what arrived costs.
+template <class P>
+void sealed_pages(benchmark::State& state) {
+  Setup<P> s(static_cast<int>(state.range(0)), state.range(1));
+  auto seals = PageSeals::make(s.host).value();
+  Best with, without;
+  for (auto _ : state) {
+    backup(s.device, s.host, plan(s.from, s.to), s.stream, {.seals = seals}).value().wait().value();
+    with.run([&] { load(s.host, s.device, plan(s.from, s.to), s.stream, {.seals = seals}).value().wait().value(); });
+    without.run([&] { load(s.host, s.device, plan(s.from, s.to), s.stream).value().wait().value(); });
+  }
+  const std::int64_t bytes = state.range(0) * state.range(1) * P::page_bytes;
+  state.counters["transfer_GB/s"] = without.rate(bytes);
+  state.counters["sealed_GB/s"] = with.rate(bytes);
+  state.counters["longer_by_%"] = 100 * (without.rate(bytes) / with.rate(bytes) - 1);
+}
+
 template <class P>
 void rows(benchmark::State& state) {
   Setup<P> s(1, state.range(0) / P::tokens_per_page);
@@ -135,6 +152,7 @@ BENCHMARK(pages<Fp8>)->Args({1, 4096})->Args({61, 128})->UseRealTime()->Unit(ben
 BENCHMARK(pages<Bf16>)->Args({1, 4096})->Args({61, 128})->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(pages<Fp4>)->Args({1, 4096})->Args({61, 128})->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(pages<Latent>)->Args({1, 2048})->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(sealed_pages<Fp8>)->Args({1, 4096})->Args({61, 128})->UseRealTime()->Unit(benchmark::kMillisecond);
 // Tokens.
 BENCHMARK(rows<Row640>)->Arg(65536)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(rows<Row656>)->Arg(65536)->UseRealTime()->Unit(benchmark::kMillisecond);

@@ -62,10 +62,13 @@ struct TransferEngine<Backend> {
     piece.count.bytes = n * P::page_bytes;
     piece.move = [to, from, ids](bool streaming) { copy_pages<P>(to, ids->to, from, ids->from, streaming); };
     if (piece.seal) {
-      piece.settle = [to, from, ids, seal = piece.seal, entry = piece.count.entry, layer = piece.info.layer] {
-        const auto found = seal.store ? seal_pages(seal.layer, from, P::page_bytes, ids->from)
-                                      : seal_pages(seal.layer, ConstPageView<P, Backend>(to), P::page_bytes, ids->to);
-        return seal.settle(found, entry, layer);
+      auto found = std::make_shared<std::vector<std::uint64_t>>();
+      piece.move = [to, from, ids, seal = piece.seal, found](bool) { *found = copy_sealed_pages<P>(to, ids->to, from, ids->from, seal.layer, seal.store); };
+      piece.settle = [to, from, ids, seal = piece.seal, found, entry = piece.count.entry, layer = piece.info.layer] {
+        // A copy that did not take place has not looked at its pages either.
+        if (found->empty() && seal.store) *found = seal_pages(seal.layer, from, P::page_bytes, ids->from);
+        if (found->empty()) *found = seal_pages(seal.layer, ConstPageView<P, Backend>(to), P::page_bytes, ids->to);
+        return seal.settle(*found, entry, layer);
       };
     }
     if (digest == 0) return;

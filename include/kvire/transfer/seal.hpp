@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include <kvire/exec/host/parallel.hpp>
 #include <kvire/pool/bundle_pool.hpp>
 #include <kvire/pool/table.hpp>
-#include <kvire/transfer/digest.hpp>
+#include <kvire/transfer/host_copy.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -143,8 +142,29 @@ template <class View>
 std::vector<std::uint64_t> seal_pages(const LayerSeals& layer, const View& view, std::int64_t page_bytes, std::span<const std::int32_t> pages) {
   std::vector<std::uint64_t> found(pages.size());
   const auto n = static_cast<std::int64_t>(pages.size());
-  parallel_for(n, max_of<std::int64_t>(1, (std::int64_t{1} << 19) / page_bytes), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(n, grain_of(n, page_bytes), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) found[static_cast<std::size_t>(i)] = seal_page(layer.key, view.page(pages[static_cast<std::size_t>(i)]), page_bytes);
+  });
+  return found;
+}
+
+/// Pages from[i] to pages to[i], and the seals of one side's: of the source, or of what has arrived, page by page while they are in the cache.
+template <class P>
+std::vector<std::uint64_t> copy_sealed_pages(PageView<P, Host> to, std::span<const std::int32_t> to_pages, ConstPageView<P, Host> from,
+                                             std::span<const std::int32_t> from_pages, const LayerSeals& layer, bool source) {
+  std::vector<std::uint64_t> found(to_pages.size());
+  const auto n = static_cast<std::int64_t>(to_pages.size());
+  parallel_for(n, grain_of(n, P::page_bytes), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::byte* const a = from.page(from_pages[static_cast<std::size_t>(i)]);
+      std::byte* const b = to.page(to_pages[static_cast<std::size_t>(i)]);
+      if (i + 1 < end) {
+        const std::byte* const next = from.page(from_pages[static_cast<std::size_t>(i + 1)]);
+        for (std::int64_t at = 0; at < min_of(prefetch_bytes, P::page_bytes); at += line_bytes) prefetch(next + at);
+      }
+      std::memcpy(b, a, static_cast<std::size_t>(P::page_bytes));
+      found[static_cast<std::size_t>(i)] = seal_page(layer.key, source ? a : b, P::page_bytes);
+    }
   });
   return found;
 }
