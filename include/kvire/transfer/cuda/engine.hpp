@@ -216,16 +216,6 @@ struct TransferEngine<Cuda> {
   }
 };
 
-/// Bytes that neighbouring pages put side by side on both sides, on average.
-inline std::int64_t mean_run_bytes(const PageList& list, const CheckedIds<std::int32_t>& ids) {
-  const std::size_t n = ids.to.size();
-  if (n == 0) return 0;
-  std::int64_t runs = 1;
-  const bool dense = list.to_stride == list.page_bytes && list.from_stride == list.page_bytes;
-  for (std::size_t i = 1; i < n; ++i) runs += !(dense && ids.from[i] == ids.from[i - 1] + 1 && ids.to[i] == ids.to[i - 1] + 1);
-  return static_cast<std::int64_t>(n) * list.page_bytes / runs;
-}
-
 }  // namespace detail
 
 KVIRE_NAMESPACE_END
