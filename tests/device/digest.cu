@@ -12,6 +12,7 @@
 #include <kvire/sync/host.hpp>
 #include <kvire/transfer/transfer.cuh>
 #include <tests/support/cuda_pages.hpp>
+#include <tests/support/held.hpp>
 
 using namespace kvire;
 using namespace std::chrono_literals;
@@ -150,10 +151,7 @@ TEST_CASE("cuda digest: a copy that moved nothing and reported success is found,
     CHECK(blind.wait(deadline_in(20s)).ok());  // nobody can tell without
   }
   auto hold = CopyHold::make();
-  CHECK(liar.launch([hold] {
-    const std::atomic<bool> never{false};
-    (void)hold->hold(never);
-  }).ok());
+  CHECK(kvire_test::hold_stream(liar, hold).ok());
   auto ticket = load(s.host, s.device, s.page_plan(), liar, {.digest = true}).value();
   auto step = gate.begin({ticket}, compute).value();
   auto good = step.read(s.device, EntrySlot(0));

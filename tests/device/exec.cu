@@ -6,13 +6,12 @@
 
 #include <kvire/exec/cuda/stream.hpp>
 #include <tests/support/cuda_pages.hpp>
+#include <tests/support/held.hpp>
 
 using namespace kvire;
 using namespace std::chrono_literals;
-
-namespace {
-bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
-}  // namespace
+using kvire_test::clean;
+using kvire_test::hold_stream;
 
 TEST_CASE("cuda event: what nobody recorded is unrecorded, and waiting for it never passes") {
   auto stream = Stream<Cuda>::make({.name = "s"}).value();
@@ -55,8 +54,7 @@ TEST_CASE("cuda event: by hand, with a known failure, on several streams" * doct
   CHECK(a.wait(hand).error().message == "no");
 
   auto gate = CopyHold::make();
-  const std::atomic<bool> never{false};
-  CHECK(b.launch([gate, &never] { (void)gate->hold(never); }).ok());
+  CHECK(hold_stream(b, gate).ok());
   auto failing = Event<Cuda>::make("failing");
   CHECK(b.record(failing, Error{ErrorCode::failed, "layer 2"}).ok());
   // It has failed for good only when its work has stopped.
@@ -109,8 +107,7 @@ TEST_CASE("cuda stream: adopted, destroyed under its work, capturing" * doctest:
 
   auto pending_on = Stream<Cuda>::make().value();
   auto gate = CopyHold::make();
-  const std::atomic<bool> never{false};
-  CHECK(pending_on.launch([gate, &never] { (void)gate->hold(never); }).ok());
+  CHECK(hold_stream(pending_on, gate).ok());
   const auto pending = pending_on.record("pending");
   REQUIRE(cudaStreamBeginCapture(native, cudaStreamCaptureModeGlobal) == cudaSuccess);
   CHECK(one.capturing());

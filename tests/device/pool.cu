@@ -7,11 +7,11 @@
 #include <tests/support/cuda_pages.hpp>
 
 using namespace kvire;
+using kvire_test::clean;
 using kvire_test::contains;
 
 namespace {
 using Keys = Fp8WithScale<64, 128>;
-bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
 }  // namespace
 
 TEST_CASE("pinned memory: registered in chunks that no page crosses, on the device at one address") {

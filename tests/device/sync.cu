@@ -8,18 +8,20 @@
 #include <kvire/sync/gate.hpp>
 #include <kvire/transfer/transfer.cuh>
 #include <tests/support/cuda_pages.hpp>
+#include <tests/support/held.hpp>
 
 using namespace kvire;
 using namespace std::chrono_literals;
+using kvire_test::clean;
 using kvire_test::contains;
 using kvire_test::fill_page;
 using kvire_test::has_page;
+using kvire_test::holding_stream;
+using kvire_test::MirroredPages;
 
 namespace {
 
 using Keys = Fp8WithScale<64, 128>;
-
-bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
 
 __global__ void read_page(ConstPageView<Keys, Cuda> view, int page, unsigned char* out) {
   for (int i = static_cast<int>(threadIdx.x); i < Keys::page_bytes; i += static_cast<int>(blockDim.x)) out[i] = static_cast<unsigned char>(view.page(page)[i]);
@@ -32,12 +34,10 @@ __global__ void write_page(PageView<Keys, Cuda> view, int page, unsigned char va
 
 TEST_CASE("cuda gate: a kernel runs behind its layer's load, however late that is" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
-  auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold](const CopyInfo& info) { return info.layer == 2 ? Fault::hold(hold) : Fault::none(); })}).value();
+  auto copies = holding_stream("copies", hold, [](const CopyInfo& info) { return info.layer == 2; });
   auto compute = Stream<Cuda>::make({.name = "compute"}).value();
-  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 4}).value();
-  auto host = mirror_of(device, 4).value();
-  auto source = host.allocate(1).value();
-  auto target = device.allocate(1).value();
+  MirroredPages<Keys> pools(4, 4, 1);
+  auto& [device, host, source, target] = pools;
   fill_page(host, source[0].id(), 3);
   fill_page(device, target[0].id(), 99);
   unsigned char* out = nullptr;
@@ -68,10 +68,8 @@ TEST_CASE("cuda gate: a kernel runs behind its layer's load, however late that i
 TEST_CASE("cuda gate: a failed load fails its readers") {
   auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([](const CopyInfo& info) { return info.layer == 2 ? Fault::fail("lost") : Fault::none(); })}).value();
   auto compute = Stream<Cuda>::make({.name = "compute"}).value();
-  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 4}).value();
-  auto host = mirror_of(device, 4).value();
-  auto source = host.allocate(1).value();
-  auto target = device.allocate(1).value();
+  MirroredPages<Keys> pools(4, 4, 1);
+  auto& [device, host, source, target] = pools;
   Gate<Cuda> gate;
   auto ticket = load(host, device, plan(source, target), copies).value();
   auto step = gate.begin({ticket}, compute).value();
@@ -86,8 +84,7 @@ TEST_CASE("cuda gate: a failed load fails its readers") {
 
 TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a write, and shared pages are refused" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
-  std::atomic<int> n{0};
-  auto copies = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold, &n](const CopyInfo&) { return n++ == 0 ? Fault::hold(hold) : Fault::none(); })}).value();
+  auto copies = holding_stream("copies", hold);
   auto compute = Stream<Cuda>::make({.name = "compute"}).value();
   auto device = DevicePool<Keys, Cuda>::make({.pages = 4}).value();
   auto host = mirror_of(device, 4).value();

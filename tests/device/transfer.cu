@@ -11,19 +11,21 @@
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/transfer/submit.cuh>
 #include <tests/support/cuda_pages.hpp>
+#include <tests/support/held.hpp>
 
 using namespace kvire;
 using namespace std::chrono_literals;
+using kvire_test::clean;
 using kvire_test::contains;
 using kvire_test::fill_page;
 using kvire_test::has_page;
+using kvire_test::holding_stream;
+using kvire_test::MirroredPages;
 
 namespace {
 
 using Keys = Fp8WithScale<64, 128>;
 using Options = TransferOptions<Cuda>;
-
-bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
 
 template <class Id, class Ref>
 std::vector<Id> ids(const std::vector<Ref>& refs) {
@@ -275,7 +277,7 @@ TEST_CASE("cuda transfer: bad ids are refused before a byte moves") {
 
 TEST_CASE("cuda transfer: pages of an aborted load drain, and come back once when it has finished" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
-  auto stream = Stream<Cuda>::make({.name = "copies", .faults = FaultHooks::make([hold](const CopyInfo&) { return Fault::hold(hold); })}).value();
+  auto stream = holding_stream("copies", hold, [](const CopyInfo&) { return true; });
   auto device = DevicePool<Keys, Cuda>::make({.pages = 8}).value();
   auto host = mirror_of(device, 8).value();
   auto source = host.allocate(5).value();
@@ -304,7 +306,7 @@ TEST_CASE("cuda transfer: pages of an aborted load drain, and come back once whe
 
 TEST_CASE("cuda transfer: sources dropped right after submit, and a host pool destroyed under its tickets" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
-  auto stream = Stream<Cuda>::make({.faults = FaultHooks::make([hold](const CopyInfo&) { return Fault::hold(hold); })}).value();
+  auto stream = holding_stream("copies", hold, [](const CopyInfo&) { return true; });
   auto device = DevicePool<Keys, Cuda>::make({.pages = 8}).value();
   auto target = device.allocate(3).value();
   std::vector<Ticket<Cuda>> tickets;
@@ -327,10 +329,8 @@ TEST_CASE("cuda transfer: sources dropped right after submit, and a host pool de
 TEST_CASE("cuda transfer: a failure at layer 2 fails layers 2 and 3, and trying again works") {
   auto faults = FaultHooks::make([](const CopyInfo& info) { return info.layer == 2 ? Fault::fail("device error") : Fault::none(); });
   auto stream = Stream<Cuda>::make({.name = "copies", .faults = faults}).value();
-  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 8}).value();
-  auto host = mirror_of(device, 8).value();
-  auto source = host.allocate(3).value();
-  auto target = device.allocate(3).value();
+  MirroredPages<Keys> pools(4, 8, 3);
+  auto& [device, host, source, target] = pools;
   for (std::size_t i = 0; i < 3; ++i) {
     fill_page(host, source[i].id(), 11u + static_cast<unsigned>(i));
     fill_page(device, target[i].id(), 5);
@@ -355,13 +355,10 @@ TEST_CASE("cuda transfer: a failure at layer 2 fails layers 2 and 3, and trying 
 
 TEST_CASE("cuda transfer: a host page under a load is not handed out, and transfers of one page follow each other" * doctest::test_suite("held")) {
   auto hold = CopyHold::make();
-  std::atomic<int> copies{0};
-  auto slow = Stream<Cuda>::make({.name = "slow", .faults = FaultHooks::make([hold, &copies](const CopyInfo&) { return copies++ == 0 ? Fault::hold(hold) : Fault::none(); })}).value();
+  auto slow = holding_stream("slow", hold);
   auto fast = Stream<Cuda>::make({.name = "fast"}).value();
-  auto device = DevicePool<Keys, Cuda>::make({.pages = 4}).value();
-  auto host = mirror_of(device, 4).value();
-  auto source = host.allocate(3).value();
-  auto target = device.allocate(3).value();
+  MirroredPages<Keys> pools(1, 4, 3);
+  auto& [device, host, source, target] = pools;
   for (std::size_t i = 0; i < 3; ++i) fill_page(host, source[i].id(), 21u + static_cast<unsigned>(i));
   auto loading = load(host, device, plan(source, target), slow).value();
   const auto page = source[0].id();
@@ -386,10 +383,8 @@ TEST_CASE("cuda transfer: a host page under a load is not handed out, and transf
 
 TEST_CASE("cuda transfer: a prepared one is waited for until issued; dropped, it fails; captured, it is refused") {
   auto stream = Stream<Cuda>::make().value();
-  auto device = DevicePool<Keys, Cuda>::make({.layers = 4, .pages = 4}).value();
-  auto host = mirror_of(device, 4).value();
-  auto source = host.allocate(1).value();
-  auto target = device.allocate(1).value();
+  MirroredPages<Keys> pools(4, 4, 1);
+  auto& [device, host, source, target] = pools;
   fill_page(host, source[0].id(), 3);
   auto prepared = prepare_load(host, device, plan(source, target), Options{.name = "late"}).value();
   const auto progress = prepared.progress();

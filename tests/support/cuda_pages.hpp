@@ -63,6 +63,24 @@ bool has_page(const Pool& pool, typename Pool::page_id page, std::uint32_t seed,
   return true;
 }
 
+/// True if the runtime remembers no error of this thread.
+inline bool clean() { return cudaPeekAtLastError() == cudaSuccess; }
+
+/// A device pool and its mirror of as many pages, and some pages of both for a transfer between them.
+template <class P>
+struct MirroredPages {
+  MirroredPages(int layers, std::int64_t pages, std::int64_t moved)
+      : device(kvire::DevicePool<P, kvire::Cuda>::make({.layers = layers, .pages = pages}).value()),
+        host(kvire::mirror_of(device, pages).value()),
+        on_host(host.allocate(moved).value()),
+        on_device(device.allocate(moved).value()) {}
+
+  kvire::DevicePool<P, kvire::Cuda> device;
+  kvire::HostPool<P, kvire::Cuda> host;
+  std::vector<kvire::PageRef<kvire::HostPage>> on_host;
+  std::vector<kvire::PageRef<kvire::DevicePage>> on_device;
+};
+
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace kvire_test
