@@ -15,4 +15,10 @@ inline void bad(const float* row, std::byte* page) { encode_row<P>(row, page, 0)
 #elif KVIRE_FAIL == 2  // expect: codec.number-fields
 struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::u8, 64>>> {};
 inline void bad(const float* row, std::byte* page) { encode_row<P>(row, page, 0); }
+#elif KVIRE_FAIL == 3  // expect: codec.scaled-elements
+// The scale of a block of zeros, 2.2e-7, is 0 in e4m3.
+struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::e4m3, 64>>, Plane<Field<role::Scale, Element::e4m3, 2>>> {
+  using Scaling = ScaleRule<role::Value, 32>;
+};
+inline void bad(const float* row, std::byte* page) { encode_row<P>(row, page, 0); }
 #endif

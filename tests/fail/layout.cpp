@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layouts, bundles and readers that must not compile.
 #include <kvire/layout.hpp>
+#include <kvire/layout/budget.hpp>
 #include <kvire/layout/reader.hpp>
 
 using namespace kvire;
@@ -96,4 +97,41 @@ struct P : PageLayout<64, 1, Plane<Field<role::Value, Element::e4m3, 128>>> {
   using Scaling = ScaleRule<role::Nope, 128>;
 };
 static_assert(require_layout<P>());
+#elif KVIRE_FAIL == 18  // expect: layout.scale-rule
+// A rule that says which block but not how: as good as none.
+struct P : PageLayout<64, 1, Plane<Field<role::Value, Element::e4m3, 128>>, Plane<Field<role::Scale, Element::f32, 1>>> {
+  using Scaling = ScaleRule<role::Value, 128, ScaleFormula::none>;
+};
+static_assert(require_layout<P>());
+#elif KVIRE_FAIL == 19  // expect: layout.cover
+// A page made larger by hand: offsets and vector widths still go by the table's.
+struct P : Good {
+  static constexpr kstd::int64_t page_bytes = Good::page_bytes + 8;
+};
+static_assert(require_layout<P>());
+#elif KVIRE_FAIL == 20  // expect: layout.positive
+struct P : PageLayout<64, 0, Plane<Field<role::Value, Element::bf16, 128>>> {};
+static_assert(require_layout<P>());
+#elif KVIRE_FAIL == 21  // expect: layout.entry-rows
+// A ratio that the schedule never has: the model would run without index keys.
+struct Sparse : CacheEntry<Good, space::Full, Tokens<1>, LayersOfRatio<Schedule, 4>> {
+  static constexpr const char* name = "sparse";
+};
+static_assert(CacheBundle<Schedule, Latent, Sparse>::require());
+#elif KVIRE_FAIL == 22  // expect: layout.entry-rows
+struct PerNothing : CacheEntry<Good, space::Window, Tokens<0>> {
+  static constexpr const char* name = "per_nothing";
+};
+static_assert(CacheBundle<Schedule, Latent, PerNothing>::require());
+#elif KVIRE_FAIL == 23  // expect: layout.space-names
+// Page ids of its own, under the name of another space.
+struct Full {
+  static constexpr const char* name = "full";
+};
+struct Apart : CacheEntry<Good, Full, Tokens<1>> {
+  static constexpr const char* name = "apart";
+};
+static_assert(CacheBundle<Schedule, Latent, Apart>::require());
+#elif KVIRE_FAIL == 24  // expect: layout.no-such-space
+constexpr auto pages = BundlePages<CacheBundle<Schedule, Latent>>{}.of<space::Window>();
 #endif

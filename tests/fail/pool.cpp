@@ -40,7 +40,7 @@ inline void take(AdoptOptions options) { adopt(options); }
 #elif KVIRE_FAIL == 7  // expect: pool.not-a-bundle
 // One policy where the whole model's list is meant.
 constexpr bool bundle = require_bundle<Fp8>();
-#elif KVIRE_FAIL == 8  // expect: pool.no-such-space
+#elif KVIRE_FAIL == 8  // expect: layout.no-such-space
 struct Draft {
   static constexpr const char* name = "draft";
 };

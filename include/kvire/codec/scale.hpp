@@ -8,11 +8,12 @@
 KVIRE_NAMESPACE_BEGIN
 
 namespace rule {
-template <class P, Element Value, Element Scale>
+template <class P, Element Value, Element Scale, ScaleFormula Formula>
 struct ScaledElements {
-  static_assert((Value == Element::e4m3 || Value == Element::e2m1) && Scale != Element::u8 && Scale != Element::e2m1,
-                "kvire [codec.scaled-elements]: a block scale multiplies e4m3 or e2m1 values and is itself f32, ue8m0, e4m3, bf16 or f16. For other "
-                "pairs no scale formula is defined, so two builds could disagree. Fix: use one of these elements, or NoScale.");
+  static_assert((Value == Element::e4m3 || Value == Element::e2m1) && Scale != Element::u8 && Scale != Element::e2m1 &&
+                    (Scale != Element::e4m3 || Formula == ScaleFormula::scale_clamp),
+                "kvire [codec.scaled-elements]: a block scale multiplies e4m3 or e2m1 values and is f32, ue8m0, bf16, f16, or e4m3 by scale_clamp. In other pairs "
+                "builds could disagree, or a small scale be stored as 0 and read as NaN. Fix: use one of these elements, or NoScale.");
 };
 }  // namespace rule
 
@@ -27,7 +28,7 @@ struct BlockScale {
 ///   amax_floor   s = max(amax, 1e-4) / max, stored; code = element(x * (1 / s')), s' the stored scale read back
 ///   scale_floor  s = max(amax / max, 1e-4)
 ///   scale_clamp  s = clamp(amax / max, 2^-9, 448); code = element(x / s')
-/// amax is over the finite elements of the block. Infinities saturate. A NaN stores a NaN (e4m3), or turns the scale of its block into a
+/// amax is over the finite elements of the block. Infinities saturate, as does what the largest scale (f16: 65504) cannot reach. A NaN stores a NaN (e4m3), or turns the scale of its block into a
 /// NaN and its codes into zero (e2m1, which has none). An all-zero block stores zeros under a finite scale.
 template <LayoutPolicy P>
 struct ScaleCodec {
@@ -43,7 +44,7 @@ struct ScaleCodec {
   static constexpr kstd::uint32_t nan_key = 0xFFFFFFFFU;
 
   KVIRE_HD static constexpr float largest() {
-    (void)sizeof(rule::ScaledElements<P, value_element, scale_element>);
+    (void)sizeof(rule::ScaledElements<P, value_element, scale_element, Scaling::formula>);
     return value_element == Element::e4m3 ? 448.0F : 6.0F;
   }
 
@@ -67,6 +68,7 @@ struct ScaleCodec {
       s = max_rn(div_rn(amax, largest()), 0x1p-9F);
       if (order_key(s) > order_key(448.0F)) s = 448.0F;
     }
+    if constexpr (scale_element == Element::f16) s = order_key(s) > order_key(65504.0F) ? 65504.0F : s;  // infinite otherwise, and its zeros NaN
     const kstd::uint32_t code = encode_element<scale_element>(bits_of(s));
     const float stored = decode_element<scale_element>(code);
     return {code, divides ? stored : div_rn(1.0F, stored), false};

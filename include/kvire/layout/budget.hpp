@@ -19,11 +19,11 @@ struct BundlePages {
 
   template <class Space>
   constexpr kstd::int64_t& of() {
-    return count[Bundle::template space_index<Space>()];
+    return count[Bundle::template index_of_space<Space>()];
   }
   template <class Space>
   constexpr kstd::int64_t of() const {
-    return count[Bundle::template space_index<Space>()];
+    return count[Bundle::template index_of_space<Space>()];
   }
 
   /// Bytes of all pages of all spaces, over the model's first `layers` layers. The largest number there is where they do not fit 63 bits;

@@ -19,6 +19,24 @@ struct EntryNames {
                 "kvire [layout.entry-names]: every entry of a bundle has a name of its own. A transfer, a message or a stored record could not tell two apart. "
                 "Fix: rename one of them, or drop the duplicate.");
 };
+template <class Bundle, class Entry, int Ratio, int Slots, bool Kept>
+struct EntryRows {
+  static_assert(Kept,
+                "kvire [layout.entry-rows]: an entry has rows: some layer of the model owns it, and one of kind Tokens<ratio> has a ratio of at least 1. "
+                "Otherwise the model would run without that cache. Fix: correct the ratio or the entry's owners, or drop the entry.");
+};
+template <class Bundle, bool Unique>
+struct SpaceNames {
+  static_assert(Unique,
+                "kvire [layout.space-names]: every page-id space of a bundle has a name of its own. Fingerprints name spaces, and could not tell entries that share "
+                "page ids from entries that do not. Fix: rename one of the spaces, or let the entries share one.");
+};
+template <class Bundle, class Space, bool Used>
+struct SpaceOfBundle {
+  static_assert(Used,
+                "kvire [layout.no-such-space]: a bundle answers only for the page-id spaces that its entries use. Pages of another space would belong to no entry. "
+                "Fix: name a space of the bundle's entries, or add an entry that lives in this one.");
+};
 template <class Bundle, class Entry, bool Member>
 struct EntryOfBundle {
   static_assert(Member,
@@ -81,6 +99,12 @@ struct CacheBundle {
     ((found = found || kstd::is_same_v<typename Entries::space, Space>, index += !found && detail::first_of_space<Entries, Entries...>() ? 1 : 0), ...);
     return found ? index : -1;
   }
+  /// The same where the bundle must have the space.
+  template <class Space>
+  static constexpr int index_of_space() {
+    (void)sizeof(rule::SpaceOfBundle<CacheBundle, Space, (space_index<Space>() >= 0)>);
+    return space_index<Space>();
+  }
 
   /// Raw tokens that a page of the space covers; 0 if no entry of kind tokens lives there.
   template <class Space>
@@ -98,8 +122,10 @@ struct CacheBundle {
     return Bytes(n);
   }
 
-  /// Bytes per raw token of the entries of `Space`, exact where the page bytes divide (they are doubles of integers below 2^53).
+  /// Bytes per raw token of the entries of `Space`, exact where the page bytes divide (they are doubles of integers below 2^53). For spaces that
+  /// cover raw tokens.
   template <class Space>
+    requires(raw_tokens_per_page<Space>() > 0)
   static constexpr double bytes_per_raw_token(int model_layers = layers) {
     return static_cast<double>(page_bytes<Space>(model_layers).count) / raw_tokens_per_page<Space>();
   }
@@ -115,14 +141,20 @@ struct CacheBundle {
      ...);
     return value;
   }
-  static constexpr bool names_are_unique() {
-    const char* names[] = {Entries::name...};
+  static constexpr bool entry_names_are_unique() {
+    const char* const names[] = {Entries::name...};
+    return equal_names_are_one(names, [](int i) { return i; });
+  }
+  static constexpr bool space_names_are_unique() {
+    const char* const names[] = {Entries::space::name...};
+    const int spaces[] = {space_index<typename Entries::space>()...};
+    return equal_names_are_one(names, [&](int i) { return spaces[i]; });
+  }
+  template <class Thing>
+  static constexpr bool equal_names_are_one(const char* const (&names)[entry_count], Thing thing) {
     for (int i = 0; i < entry_count; ++i) {
       for (int j = i + 1; j < entry_count; ++j) {
-        const char* a = names[i];
-        const char* b = names[j];
-        while (*a != '\0' && *a == *b) ++a, ++b;
-        if (*a == *b) return false;
+        if (thing(i) != thing(j) && detail::equal_text(names[i], names[j])) return false;
       }
     }
     return true;
@@ -132,7 +164,11 @@ struct CacheBundle {
   /// Checks every rule of the bundle and of its policies.
   static constexpr bool require() {
     ((void)require_layout<typename Entries::policy>(), ...);
-    (void)sizeof(rule::EntryNames<CacheBundle, names_are_unique()>);
+    (void)sizeof(rule::EntryNames<CacheBundle, entry_names_are_unique()>);
+    (void)sizeof(rule::SpaceNames<CacheBundle, space_names_are_unique()>);
+    ((void)sizeof(rule::EntryRows<CacheBundle, Entries, Entries::kind::ratio, Entries::slots(layers),
+                                  (Entries::slots(layers) > 0 && (!Entries::counts_tokens || Entries::kind::ratio > 0))>),
+     ...);
     ((void)sizeof(rule::SameRawTokens<CacheBundle, typename Entries::space, extreme_raw_tokens<typename Entries::space>(false),
                                       extreme_raw_tokens<typename Entries::space>(true)>),
      ...);
@@ -140,22 +176,30 @@ struct CacheBundle {
   }
 };
 
+namespace detail {
+template <class Bundle>
+struct CanonicalBundle {
+  template <class Out>
+  static constexpr void to(Out& out) {
+    out << "kvire.bundle/" << fingerprint_version << ";layers=" << Bundle::layers;
+    Bundle::for_each([&]<class Entry>() {
+      out << ";entry{" << Entry::name << ":" << name_of(Entry::kind::kind) << "*" << Entry::kind::ratio << ";space=" << Entry::space::name << ";layers=";
+      bool first = true;
+      for (int layer = 0; layer < Bundle::layers; ++layer) {
+        if (!Entry::owns(LayerId(layer))) continue;
+        out << (first ? "" : ",") << layer;
+        first = false;
+      }
+      out << ";page=" << hex_text(fingerprint128<typename Entry::policy>).c_str() << "}";
+    });
+  }
+};
+}  // namespace detail
+
 /// Canonical form of a bundle: each entry's name, kind, ratio, space, owning layers and the fingerprint of its policy.
 template <class Bundle>
 constexpr auto canonical_bundle_text() {
-  Text<4096> text;
-  text << "kvire.bundle/" << fingerprint_version << ";layers=" << Bundle::layers;
-  Bundle::for_each([&]<class Entry>() {
-    text << ";entry{" << Entry::name << ":" << name_of(Entry::kind::kind) << "*" << Entry::kind::ratio << ";space=" << Entry::space::name << ";layers=";
-    bool first = true;
-    for (int layer = 0; layer < Bundle::layers; ++layer) {
-      if (!Entry::owns(LayerId(layer))) continue;
-      text << (first ? "" : ",") << layer;
-      first = false;
-    }
-    text << ";page=" << hex_text(fingerprint128<typename Entry::policy>) << "}";
-  });
-  return text;
+  return exact_text<detail::CanonicalBundle<Bundle>>();
 }
 
 template <class Bundle>

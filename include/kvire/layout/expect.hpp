@@ -77,10 +77,7 @@ template <class T>
 constexpr Text<64> baseline_numbers() {
   Text<64> out;
   out << layout_bytes<T>() << " ";
-  for (int shift = 60; shift >= 0; shift -= 4) {
-    const char digit[2] = {"0123456789abcdef"[(layout_fingerprint<T>() >> shift) & 15], '\0'};
-    out << digit;
-  }
+  for (int shift = 60; shift >= 0; shift -= 4) out.put("0123456789abcdef"[(layout_fingerprint<T>() >> shift) & 15]);
   return out;
 }
 

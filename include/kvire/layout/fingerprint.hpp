@@ -10,27 +10,31 @@ KVIRE_NAMESPACE_BEGIN
 /// Version of the canonical form. A change of the form is a new version, never a new meaning of an old text.
 inline constexpr int fingerprint_version = 1;
 
+namespace detail {
+template <class P>
+struct CanonicalPage {
+  template <class Out>
+  static constexpr void to(Out& out) {
+    out << "kvire.page/" << fingerprint_version << ";tokens=" << P::tokens_per_page;
+    write_planes(out, P::table);
+    out << ";pad=" << (P::page_bytes - P::used_bytes) << ";scale=";
+    if constexpr (P::Scaling::formula == ScaleFormula::none) {
+      out << "none";
+    } else {
+      out << P::Scaling::of::name << "/" << P::Scaling::block << ":" << name_of(P::Scaling::formula);
+    }
+    out << ";content=" << P::Content::text;
+  }
+};
+}  // namespace detail
+
 /// The canonical form of a policy: everything that decides what a byte of a page means, as one line of ASCII. Neither C++ names nor the
 /// arrangement of pages take part. Example (Fp8WithScale<64, 128>):
 ///
 ///     kvire.page/1;tokens=64;plane{value:e4m3*128};plane{scale:f32*1};pad=0;scale=value/128:max(amax,1e-4)/max;content=plain
 template <class P>
 constexpr auto canonical_text() {
-  Text<640> text;
-  text << "kvire.page/" << fingerprint_version << ";tokens=" << P::tokens_per_page;
-  int plane = -1;
-  for (const Section& s : P::table.sections) {
-    text << (s.plane == plane ? "," : plane < 0 ? ";plane{" : "};plane{") << s.role << ":" << name_of(s.element) << "*" << s.count;
-    plane = s.plane;
-  }
-  text << "};pad=" << (P::page_bytes - P::used_bytes) << ";scale=";
-  if constexpr (P::Scaling::formula == ScaleFormula::none) {
-    text << "none";
-  } else {
-    text << P::Scaling::of::name << "/" << P::Scaling::block << ":" << name_of(P::Scaling::formula);
-  }
-  text << ";content=" << P::Content::text;
-  return text;
+  return exact_text<detail::CanonicalPage<P>>();
 }
 
 /// A hash as 32 hex digits, most significant first.
@@ -38,8 +42,7 @@ constexpr Text<32> hex_text(const Hash128& hash) {
   Text<32> out;
   for (int i = 0; i < 32; ++i) {
     const kstd::uint64_t word = i < 16 ? hash.high : hash.low;
-    const char digit[2] = {"0123456789abcdef"[(word >> (60 - 4 * (i % 16))) & 15], '\0'};
-    out << digit;
+    out.put("0123456789abcdef"[(word >> (60 - 4 * (i % 16))) & 15]);
   }
   return out;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvire/base/ints.hpp>
+#include <kvire/base/text.hpp>
 #include <kvire/layout/scale_rule.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -55,9 +56,33 @@ constexpr auto make_page_table() {
   int section = 0;
   int plane = 0;
   (add_plane(table, section, plane++, Tokens, Planes{}), ...);
-  table.page_bytes = align_up<kstd::int64_t>(table.used_bytes, Multiple);
+  table.page_bytes = align_up<kstd::int64_t>(table.used_bytes, max_of(Multiple, 1));  // an illegal one has a rule of its own
   return table;
 }
+
+/// ";plane{value:e4m3*128};plane{scale:f32*1}": the planes as canonical forms have them.
+template <class Out, class Table>
+constexpr void write_planes(Out& out, const Table& table) {
+  int plane = -1;
+  for (const Section& s : table.sections) {
+    out << (s.plane == plane ? "," : plane < 0 ? ";plane{" : "};plane{") << s.role << ":" << name_of(s.element) << "*" << s.count;
+    plane = s.plane;
+  }
+  out << "}";
+}
+
+// What a policy without a name of its own is called, so that messages tell two of them apart.
+template <int Tokens, class... Planes>
+struct UnnamedLayout {
+  template <class Out>
+  static constexpr void to(Out& out) {
+    out << "PageLayout(tokens=" << Tokens;
+    write_planes(out, make_page_table<Tokens, 1, Planes...>());
+    out << ")";
+  }
+};
+template <int Tokens, class... Planes>
+inline constexpr auto unnamed_layout = exact_text<UnnamedLayout<Tokens, Planes...>>();
 
 // Index of the section with a role among the sections of all planes, by type and not by name; -1 if absent.
 template <class Role, class... Parts>
@@ -72,7 +97,7 @@ constexpr int find_role(int base, Plane<Parts...>) {
 
 /// Base of every layout policy: a page is a sequence of planes, a plane is `Tokens` rows, a row is a sequence of fields and declared
 /// padding; the page is padded to a multiple of `Multiple` bytes. A policy is a named empty struct that derives from this and may
-/// redefine `name`, `Scaling` and `Content`:
+/// redefine `name` (for messages; without one they spell out the planes), `Scaling` and `Content`:
 ///
 ///     struct MyKeys : kvire::PageLayout<64, 1, kvire::Plane<kvire::Field<kvire::role::Value, kvire::Element::bf16, 96>>> {
 ///       static constexpr const char* name = "MyKeys";
@@ -84,7 +109,7 @@ struct PageLayout {
   using layout = PageLayout;
   using Scaling = NoScale;
   using Content = content::Plain;
-  static constexpr const char* name = "PageLayout";
+  static constexpr const char* name = detail::unnamed_layout<Tokens, Planes...>.data;
 
   static constexpr int tokens_per_page = Tokens;
   static constexpr int page_multiple = Multiple;
@@ -114,6 +139,7 @@ struct PageLayout {
   template <class Role>
   static constexpr int count_of = has<Role> ? table.sections[has<Role> ? section_of<Role> : 0].count : 0;
 
+  /// Its element; of no meaning without `has<Role>`.
   template <class Role>
   static constexpr Element element_of = table.sections[has<Role> ? section_of<Role> : 0].element;
 

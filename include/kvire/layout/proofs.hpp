@@ -29,9 +29,11 @@ constexpr bool tiles_exactly(const Extent (&extents)[N], kstd::int64_t total) {
   return end == total;
 }
 
-/// Every byte of a page belongs to exactly one field or to declared padding: planes and page padding tile the page, sections tile each row.
+/// Every byte of a page belongs to exactly one field or to declared padding: planes and page padding tile the page, sections tile each row. Pages
+/// are as large as the table says, which offsets and vector widths go by.
 template <class P>
 constexpr bool covers_exactly_once() {
+  if (P::page_bytes != P::table.page_bytes) return false;
   Extent planes[P::plane_count + 1] = {};
   for (int i = 0; i < P::plane_count; ++i) planes[i] = {P::table.plane_offset[i], P::table.row_bytes[i] * P::tokens_per_page};
   planes[P::plane_count] = {P::used_bytes, P::page_bytes - P::used_bytes};
@@ -80,11 +82,9 @@ template <class P>
 constexpr bool roles_are_unique() {
   for (int i = 0; i < P::section_count; ++i) {
     for (int j = i + 1; j < P::section_count; ++j) {
-      const char* a = P::table.sections[i].role;
-      const char* b = P::table.sections[j].role;
-      if (P::table.sections[i].padding || P::table.sections[j].padding) continue;
-      while (*a != '\0' && *a == *b) ++a, ++b;
-      if (*a == *b) return false;
+      const Section& a = P::table.sections[i];
+      const Section& b = P::table.sections[j];
+      if (!a.padding && !b.padding && detail::equal_text(a.role, b.role)) return false;
     }
   }
   return true;
@@ -112,13 +112,14 @@ constexpr kstd::int64_t scale_capacity() {
   return static_cast<kstd::int64_t>(P::template count_of<role::Scale>) * P::Scaling::block;
 }
 
-/// A scale field has a rule that fills it, and a rule has a scale field and a field to scale.
+/// A scale field has a rule that fills it, and a rule has a formula, a scale field and a field to scale.
 template <class P>
 constexpr bool scale_has_rule() {
+  constexpr bool formula = P::Scaling::formula != ScaleFormula::none;
   if constexpr (kstd::is_void_v<typename P::Scaling::of>) {
-    return !P::template has<role::Scale>;
+    return !P::template has<role::Scale> && !formula;
   } else {
-    return P::template has<role::Scale> && P::template has<typename P::Scaling::of>;
+    return P::template has<role::Scale> && P::template has<typename P::Scaling::of> && formula;
   }
 }
 

@@ -29,8 +29,8 @@ struct IsPolicy {
 template <class P, bool Positive>
 struct PositiveCounts {
   static_assert(Positive,
-                "kvire [layout.positive]: tokens per page, element counts and padding must be at least 1. An empty field has no address. "
-                "Fix: drop the empty field, or give it a positive count.");
+                "kvire [layout.positive]: tokens per page, element counts, padding and the page multiple must be at least 1. An empty field has no "
+                "address. Fix: drop the empty field, or give it a positive count.");
 };
 template <class P, bool Whole>
 struct WholeBytes {

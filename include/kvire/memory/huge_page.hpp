@@ -22,6 +22,9 @@ struct HugePageMemory {
       return Error{ErrorCode::invalid_argument, name() + ": alignment " + std::to_string(alignment) + " is above the huge page of " +
                                                     std::to_string(huge_page) + " bytes"};
     }
+    if (checked_add(bytes, 2 * huge_page) < 0) {
+      return Error{ErrorCode::exhausted, name() + ": " + std::to_string(bytes) + " bytes and two huge pages do not fit 63 bits"};
+    }
     if (auto ok = detail::check_available(name(), bytes); !ok.ok()) return ok.error();
     const std::int64_t size = mapped(bytes);
     // One huge page more than needed, so that an aligned start can be cut out.

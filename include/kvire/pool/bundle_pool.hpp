@@ -8,15 +8,6 @@
 
 KVIRE_NAMESPACE_BEGIN
 
-namespace rule {
-template <class Bundle, class Space, bool Used>
-struct SpaceOfBundle {
-  static_assert(Used,
-                "kvire [pool.no-such-space]: a bundle pool has a ledger for each page-id space that its entries use. Pages of another space would belong to no "
-                "entry. Fix: name a space of the bundle's entries, or add an entry that lives in this one.");
-};
-}  // namespace rule
-
 namespace detail {
 
 template <class Schedule, class... Entries>
@@ -57,11 +48,11 @@ struct BundleRefs {
 
   template <class Space>
   std::vector<PageRef<PageId>>& of() {
-    return refs[Bundle::template space_index<Space>()];
+    return refs[Bundle::template index_of_space<Space>()];
   }
   template <class Space>
   const std::vector<PageRef<PageId>>& of() const {
-    return refs[Bundle::template space_index<Space>()];
+    return refs[Bundle::template index_of_space<Space>()];
   }
 };
 
@@ -125,11 +116,11 @@ class BundlePool {
 
   template <class Space>
   Ledger& ledger() {
-    return ledgers_[space_index<Space>()];
+    return ledgers_[space_index<Space>];
   }
   template <class Space>
   const Ledger& ledger() const {
-    return ledgers_[space_index<Space>()];
+    return ledgers_[space_index<Space>];
   }
 
   /// Pages of one space, all or none.
@@ -172,27 +163,29 @@ class BundlePool {
   BundlePool() = default;
 
   template <class Space>
-  static constexpr std::size_t space_index() {
-    (void)sizeof(rule::SpaceOfBundle<Bundle, Space, (Bundle::template space_index<Space>() >= 0)>);
-    return static_cast<std::size_t>(Bundle::template space_index<Space>());
-  }
+  static constexpr auto space_index = static_cast<std::size_t>(Bundle::template index_of_space<Space>());
 
   // Spaces are numbered in the order of their first entries, so ledgers are made in that order.
   template <class Entry>
   Status make_entry(const Options& options) {
     using Space = typename Entry::space;
-    const std::size_t index = space_index<Space>();
-    if (index == ledgers_.size()) {
-      auto made = Ledger::make(options.name + "." + Space::name, options.pages.count[index]);
-      if (!made.ok()) return made.error();
-      ledgers_.push_back(std::move(made).value());
-    }
-    auto pool = pool_access::make_in<typename Entry::policy, Backend, Side>(ledgers_[index], {.layers = Entry::slots(options.layers),
-                                                                                               .pages = options.pages.count[index],
-                                                                                               .arrangement = options.arrangement,
-                                                                                               .name = options.name + "." + Entry::name,
-                                                                                               .memory = options.memory,
-                                                                                               .fill_on_free = options.fill_on_free});
+    constexpr std::size_t index = space_index<Space>;
+    const std::string space = options.name + "." + Space::name;
+    if (auto ok = Ledger::check_pages(space, options.pages.count[index]); !ok.ok()) return ok;
+    const auto ledger = [&]() -> Result<Ledger> {
+      if (index == ledgers_.size()) {
+        auto made = Ledger::make(space, options.pages.count[index]);
+        if (!made.ok()) return made;
+        ledgers_.push_back(std::move(made).value());
+      }
+      return ledgers_[index];
+    };
+    auto pool = pool_access::make_in<typename Entry::policy, Backend, Side>(ledger, {.layers = Entry::slots(options.layers),
+                                                                                     .pages = options.pages.count[index],
+                                                                                     .arrangement = options.arrangement,
+                                                                                     .name = options.name + "." + Entry::name,
+                                                                                     .memory = options.memory,
+                                                                                     .fill_on_free = options.fill_on_free});
     if (!pool.ok()) return pool.error();
     std::get<Bundle::template index_of<Entry>()>(entries_).emplace(std::move(pool).value());
     return {};

@@ -45,12 +45,7 @@ class PagePool {
       return Error{ErrorCode::invalid_argument, "pool " + options.name + ": " + std::to_string(options.layers) + " layers, below 1"};
     }
     if (auto ok = Ledger::check_pages(options.name, options.pages); !ok.ok()) return ok.error();
-    // The pages first: what does not fit is refused before a table is filled for it.
-    auto slab = make_slab(options);
-    if (!slab.ok()) return slab.error();
-    auto ledger = Ledger::make(options.name, options.pages);
-    if (!ledger.ok()) return ledger.error();
-    return over(std::move(ledger).value(), std::move(slab).value(), options);
+    return make_in([&] { return Ledger::make(options.name, options.pages); }, options);
   }
 
   PagePool(PagePool&&) noexcept = default;
@@ -132,11 +127,15 @@ class PagePool {
   PagePool(Ledger ledger, std::shared_ptr<detail::Slab<Backend>> slab, std::string name, Arrangement arrangement, bool adopted)
       : ledger_(std::move(ledger)), slab_(std::move(slab)), name_(std::move(name)), arrangement_(arrangement), adopted_(adopted) {}
 
-  // Options are checked but for the sizes; `layers` may be 0 here (an entry of a bundle that no kept layer owns).
-  static Result<PagePool> make_in(Ledger ledger, const PoolOptions& options) {
+  // Options are checked but for the sizes; `layers` may be 0 here (an entry of a bundle that no kept layer owns). The pages come first: what does
+  // not fit is refused before `make_ledger` fills tables for it.
+  template <class MakeLedger>
+  static Result<PagePool> make_in(MakeLedger make_ledger, const PoolOptions& options) {
     auto slab = make_slab(options);
     if (!slab.ok()) return slab.error();
-    return over(std::move(ledger), std::move(slab).value(), options);
+    Result<Ledger> ledger = make_ledger();
+    if (!ledger.ok()) return ledger.error();
+    return over(std::move(ledger).value(), std::move(slab).value(), options);
   }
   static Result<std::shared_ptr<detail::Slab<Backend>>> make_slab(const PoolOptions& options) {
     if (options.arrangement != Arrangement::layer_first && options.arrangement != Arrangement::page_first) {
@@ -202,9 +201,9 @@ struct pool_access {
   static std::shared_ptr<const void> memory(const PagePool<P, B, S>& pool) {
     return pool.slab_;
   }
-  template <class P, class B, class S>
-  static Result<PagePool<P, B, S>> make_in(PageLedger<typename S::page_id, B> ledger, const PoolOptions& options) {
-    return PagePool<P, B, S>::make_in(std::move(ledger), options);
+  template <class P, class B, class S, class MakeLedger>
+  static Result<PagePool<P, B, S>> make_in(MakeLedger make_ledger, const PoolOptions& options) {
+    return PagePool<P, B, S>::make_in(std::move(make_ledger), options);
   }
   template <class P, class B, class S>
   static PagePool<P, B, S> adopt(PageLedger<typename S::page_id, B> ledger, std::shared_ptr<detail::Slab<B>> slab, std::string name) {

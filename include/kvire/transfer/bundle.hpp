@@ -91,8 +91,7 @@ class BundlePlan {
 
   template <class Space>
   static constexpr int index() {
-    (void)sizeof(rule::SpaceOfBundle<Bundle, Space, (Bundle::template space_index<Space>() >= 0)>);
-    return Bundle::template space_index<Space>();
+    return Bundle::template index_of_space<Space>();
   }
 
   template <class Space>

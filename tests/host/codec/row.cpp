@@ -140,6 +140,30 @@ TEST_CASE("codec: infinities saturate and leave the scale of the finite elements
   CHECK(bits_of(all.f32(512)) == bits_of(div_rn(1e-4F, 448.0F)));
 }
 
+template <Element E>
+struct ShortScale : PageLayout<1, 1, Plane<Field<role::Value, Element::e4m3, 32>>, Plane<Field<role::Scale, E, 1>>> {
+  using Scaling = ScaleRule<role::Value, 32>;
+  static constexpr const char* name = "ShortScale";
+};
+
+TEST_CASE_TEMPLATE("codec: what the largest scale of a short format cannot reach saturates, zeros stay zeros", P, ShortScale<Element::f16>, ShortScale<Element::bf16>,
+                   ShortScale<Element::ue8m0>) {
+  std::vector<float> x(P::dim, 1e30F);
+  x[1] = 0;
+  x[2] = -3e38F;
+  std::vector<float> y(P::dim);
+  Page<P> page;
+  encode_row<P>(x.data(), page.data(), 0);
+  decode_row<P>(page.data(), 0, y.data());
+  CHECK(bits_of(y[1]) == 0);
+  if constexpr (P::template element_of<role::Scale> == Element::f16) {
+    CHECK(y[0] == 448.0F * 65504.0F);
+    CHECK(y[2] == -448.0F * 65504.0F);
+  } else {
+    CHECK(y[2] == doctest::Approx(-3e38F).epsilon(0.0625));
+  }
+}
+
 TEST_CASE("codec: a NaN stores a NaN, in its element or in its block's scale") {
   auto x = filled<Fp8>(1.0F);
   x[40] = float_of(0x7FC00000U);

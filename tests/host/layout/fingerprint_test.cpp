@@ -71,3 +71,58 @@ TEST_CASE("describe draws a page and diff names the first differing section") {
   CHECK(std::string(diff<Bf16Contiguous<64, 128>, Bf16Contiguous<32, 128>>().c_str()).find("64 against 32 tokens a page") != std::string::npos);
   static_assert(first_difference<Fp8, Bf16Contiguous<64, 128>>() == 0 && first_difference<Fp8, Renamed>() == -1);
 }
+
+namespace {
+struct Unnamed : PageLayout<64, 16, Plane<Field<role::Value, Element::e4m3, 128>>, Plane<Field<role::Scale, Element::f32, 1>, Pad<4>>> {
+  using Scaling = ScaleRule<role::Value, 128>;
+};
+struct ScaledNope : PageLayout<4, 1, Plane<Field<role::Nope, Element::e4m3, 64>, Field<role::Value, Element::e4m3, 64>, Field<role::Scale, Element::f32, 1>>> {
+  using Scaling = ScaleRule<role::Nope, 64>;
+};
+struct ScaledValue : ScaledNope {
+  using Scaling = ScaleRule<role::Value, 64>;
+};
+}  // namespace
+
+TEST_CASE("a policy without a name is called by its planes, so that a message tells two of them apart") {
+  CHECK(std::string(Unnamed::name) == "PageLayout(tokens=64;plane{value:e4m3*128};plane{scale:f32*1,pad:u8*4})");
+  CHECK(std::string(describe<Unnamed>().c_str()).starts_with(Unnamed::name));
+  CHECK(std::string(Fp8::name) == "Fp8WithScale");
+}
+
+TEST_CASE("diff says which field each of two scale rules is for") {
+  const std::string d = diff<ScaledNope, ScaledValue>().c_str();
+  CHECK(d.ends_with("differ: scale rule max(amax,1e-4)/max per 64 of nope against max(amax,1e-4)/max per 64 of value"));
+}
+
+namespace {
+struct ManyLayers {
+  static constexpr int layers = 200;
+};
+template <int N>
+struct Numbered : CacheEntry<Bf16Contiguous<64, 128>, space::Full, Tokens<1>> {
+  static constexpr char name[] = {'e', 'n', 't', 'r', 'y', '_', static_cast<char>('a' + N), 0};
+};
+template <int... N>
+auto numbered(std::integer_sequence<int, N...>) -> CacheBundle<ManyLayers, Numbered<N>...>;
+template <class Role>
+using One = Plane<Field<Role, Element::u8, 1>>;
+template <int N>
+struct RoleOf {
+  static constexpr char name[] = {'r', 'o', 'l', 'e', static_cast<char>('a' + N / 26), static_cast<char>('a' + N % 26), 0};
+};
+template <int... N>
+auto planes(std::integer_sequence<int, N...>) -> PageLayout<1, 1, One<RoleOf<N>>...>;
+struct EightyPlanes : decltype(planes(std::make_integer_sequence<int, 80>{})) {};
+}  // namespace
+
+TEST_CASE("canonical forms and descriptions have the length they need: many entries, layers and planes") {
+  using Bundle = decltype(numbered(std::make_integer_sequence<int, 12>{}));
+  constexpr auto text = canonical_bundle_text<Bundle>();
+  static_assert(text.size > 8'000 && bundle_fingerprint64<Bundle> != 0);
+  CHECK(std::string(text.c_str()).ends_with("}"));
+  static_assert(canonical_text<EightyPlanes>().size > 1'400);
+  const std::string words = describe<EightyPlanes>().c_str();
+  CHECK(words.starts_with("PageLayout(tokens=1;plane{roleaa:u8*1};"));
+  CHECK(words.ends_with("roledb u8 x1\n  content: plain"));
+}

@@ -133,3 +133,9 @@ TEST_CASE("guarded: a size that the fences would wrap is refused") {
   CHECK(refused.error().code == ErrorCode::exhausted);
   CHECK(refused.error().message.find("9223372036854775807 bytes and two fences") != std::string::npos);
 }
+
+TEST_CASE("memory: a size that rounding to huge pages would wrap is refused") {
+  const auto refused = HugePageMemory{}.allocate(INT64_C(0x7FFFFFFFFFFFFFFF), 64);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().message == "huge-page memory: 9223372036854775807 bytes and two huge pages do not fit 63 bits");
+}

@@ -141,6 +141,22 @@ TEST_CASE("bundle pool: memory that runs out midway leaves nothing allocated") {
   CHECK(counting.counts().live_bytes == 0);
 }
 
+namespace {
+struct Refuses {
+  static constexpr bool zeroed = false;
+  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t) { return Error{ErrorCode::exhausted, std::to_string(bytes) + " bytes"}; }
+  void deallocate(std::byte*, std::int64_t, std::int64_t) {}
+  std::string name() const { return "refuses"; }
+};
+}  // namespace
+
+TEST_CASE("bundle pool: memory that is not to be had is refused before anything is set up for its pages") {
+  // 43 GB of tables: the tables alone would be refused, with another message.
+  const auto huge = Device::make({.pages = pages(INT64_C(0x7FFFFFFF), 4, 4), .layers = 3, .name = "huge", .memory = Refuses{}});
+  REQUIRE_FALSE(huge.ok());
+  CHECK(huge.error().message == "pool huge.c4_latent: " + std::to_string(INT64_C(0x7FFFFFFF) * 37'440) + " bytes");
+}
+
 TEST_CASE("bundle pool: its mirror covers every entry with the same layouts and layers") {
   auto device = Device::make({.pages = pages(4, 3, 2), .layers = 5, .name = "dev"}).value();
   auto host = mirror_of(device, pages(9, 5, 2), {.arrangement = Arrangement::page_first}).value();
