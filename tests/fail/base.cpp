@@ -22,4 +22,8 @@ constexpr EntrySlot slot = LayerId(5);
 #elif KVIRE_FAIL == 4  // expect: base.unit
 // Elements taken for bytes.
 constexpr Bytes bytes = Elements(128);
+#elif KVIRE_FAIL == 5  // expect: base.id-width
+// A page index as a tensor library counts: 64 bits.
+constexpr long long index = (1LL << 32) + 5;
+constexpr DevicePage page(index);
 #endif

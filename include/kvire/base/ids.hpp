@@ -15,6 +15,13 @@ struct Id {
   constexpr Id() = default;
   KVIRE_HD constexpr explicit Id(kstd::int32_t v) : value(v) {}
 
+  /// Refused with a reason: a wider number does not become an id unseen.
+  template <class Number>
+    requires(kstd::is_arithmetic_v<Number> && (!kstd::is_integral_v<Number> || sizeof(Number) > sizeof(kstd::int32_t)))
+  KVIRE_HD constexpr explicit Id(Number) {
+    (void)sizeof(rule::IdWidth<Tag, Number, !kstd::is_arithmetic_v<Number>>);
+  }
+
   /// Refused with a reason: it exists so that the compiler says which two spaces were confused.
   template <class Other>
   KVIRE_HD constexpr Id(Id<Other>) {

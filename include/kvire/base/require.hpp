@@ -15,6 +15,12 @@ struct SameIdSpace {
                 "kvire [base.id-space]: an id of one space is no id of another: host pages, device pages, layers and entry slots are numbered apart. They agree by "
                 "luck at the start, and then address foreign memory. Fix: look the id up in the plan or the bundle, or construct it from the right number.");
 };
+template <class Tag, class Number, bool Fits>
+struct IdWidth {
+  static_assert(Fits,
+                "kvire [base.id-width]: an id is made of an integer of at most 32 bits. A wider one would be cut without a word: 2^32 + 5 would be page 5, which is "
+                "somebody else's. Fix: compare it with the pool's pages() and cast it, or keep ids in 32 bits, as page tables do.");
+};
 template <class From, class To>
 struct SameUnit {
   static_assert(kstd::is_same_v<From, To>,

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -97,7 +96,7 @@ class KVIRE_NODISCARD Result {
   T* operator->() { return &value(); }
   T& operator*() & { return value(); }
 
-  /// The error. Requires !ok().
+  /// The error; without meaning, and without a message, if ok().
   const Error& error() const { return error_; }
 
  private:
@@ -117,17 +116,19 @@ template <>
 class KVIRE_NODISCARD Result<void> {
  public:
   Result() = default;
-  Result(Error error) : error_(std::move(error)) {}
+  Result(Error error) : ok_(false), error_(std::move(error)) {}
 
-  bool ok() const { return !error_.has_value(); }
-  explicit operator bool() const { return ok(); }
+  bool ok() const { return ok_; }
+  explicit operator bool() const { return ok_; }
   void value() const {
-    if (error_) detail::die(*error_);
+    if (!ok_) detail::die(error_);
   }
-  const Error& error() const { return *error_; }
+  /// The error; without meaning, and without a message, if ok().
+  const Error& error() const { return error_; }
 
  private:
-  std::optional<Error> error_;
+  bool ok_ = true;
+  Error error_;
 };
 
 using Status = Result<void>;

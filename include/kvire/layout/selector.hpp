@@ -22,14 +22,16 @@ struct LayoutConfig {
 template <class... Policies>
 struct PolicyList {};
 
-/// The configuration that names a policy. The value element is that of the scaled field, or of the first.
+/// The configuration that names a policy. The value element is that of the scaled field, or of the first field.
 template <class P>
 LayoutConfig config_of() {
   LayoutConfig config;
   config.tokens_per_page = P::tokens_per_page;
   config.dim = P::dim;
   if constexpr (P::Scaling::formula == ScaleFormula::none) {
-    config.element = name_of(P::table.sections[0].element);
+    for (const Section& section : P::table.sections) {
+      if (!section.padding && config.element.empty()) config.element = name_of(section.element);
+    }
     config.scale_format = "none";
     config.scale_block = 0;
     config.placement = "contiguous";
@@ -46,9 +48,24 @@ LayoutConfig config_of() {
 
 namespace detail {
 
+/// A text from outside as a message may show it: control bytes as \x1b, and no more than its beginning.
+inline std::string shown(const std::string& text) {
+  constexpr std::size_t most = 64;
+  std::string out;
+  for (const char c : text.substr(0, most)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7F) {
+      out += c;
+    } else {
+      out += {'\\', 'x', "0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+    }
+  }
+  return text.size() > most ? out + "... (" + std::to_string(text.size()) + " bytes)" : out;
+}
+
 inline std::string text_of(const LayoutConfig& c) {
-  return c.element + ", " + std::to_string(c.tokens_per_page) + " tokens a page, dim " + std::to_string(c.dim) + ", scale " + c.scale_format + " per " +
-         std::to_string(c.scale_block) + ", " + c.placement;
+  return shown(c.element) + ", " + std::to_string(c.tokens_per_page) + " tokens a page, dim " + std::to_string(c.dim) + ", scale " + shown(c.scale_format) + " per " +
+         std::to_string(c.scale_block) + ", " + shown(c.placement);
 }
 
 struct ConfigDifference {
@@ -57,7 +74,7 @@ struct ConfigDifference {
   void add(bool differs, const char* field, const std::string& wanted, const std::string& compiled) {
     if (!differs) return;
     ++count;
-    text += std::string(text.empty() ? "" : ", ") + field + " " + wanted + " against " + compiled;
+    text += std::string(text.empty() ? "" : ", ") + field + " " + shown(wanted) + " against " + compiled;
   }
 };
 

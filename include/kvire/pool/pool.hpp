@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include <kvire/base/units.hpp>
 #include <kvire/pool/ledger.hpp>
 #include <kvire/pool/slab.hpp>

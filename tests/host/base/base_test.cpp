@@ -40,6 +40,8 @@ TEST_CASE("a result holds a value or an error, moves what only moves, and says w
   const Status failed = Error{ErrorCode::timeout, "gate: layer 2 was not issued"};
   CHECK(!failed);
   CHECK(failed.error().message == "gate: layer 2 was not issued");
+  CHECK(fine.error().message.empty());  // asked in vain, but not undefined
+  CHECK(good.error().message.empty());
 }
 
 TEST_CASE("texts are built in constant expressions") {

@@ -81,6 +81,28 @@ TEST_CASE("a configuration names one compiled policy or gets the near misses") {
   CHECK(scale.error().message.find("scale_format ue8m0 against f32") != std::string::npos);
 }
 
+TEST_CASE("a configuration from outside is shown in a message without its control bytes, and not in full length") {
+  std::string name;
+  const Status odd = select_name({"bf\x1b[31m16\n", 64, 128, std::string(100'000, 's'), 0, "contiguous\x7f"}, name);
+  REQUIRE(!odd.ok());
+  const std::string& message = odd.error().message;
+  CHECK(message.find("no compiled layout is: bf\\x1b[31m16\\x0a, 64 tokens") == 0);
+  CHECK(message.find("contiguous\\x7f") != std::string::npos);
+  CHECK(message.find("sss... (100000 bytes) per 0") != std::string::npos);
+  CHECK(message.size() < 2'000);
+  for (const char c : message) CHECK((c == '\n' || (static_cast<unsigned char>(c) >= 0x20 && c != 0x7F)));
+}
+
+namespace {
+struct PaddingFirst : PageLayout<16, 1, Plane<Pad<4>, Field<role::Value, Element::bf16, 30>>> {
+  static constexpr const char* name = "PaddingFirst";
+};
+}  // namespace
+
+TEST_CASE("the element of a configuration is that of a field, not of padding before it") {
+  CHECK(config_of<PaddingFirst>().element == "bf16");
+}
+
 TEST_CASE("nothing defaults: a field that is not given is an error that names it") {
   std::string name;
   const LayoutConfig whole{"e4m3", 64, 128, "f32", 128, "planar"};
