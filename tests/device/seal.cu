@@ -31,6 +31,7 @@ struct Trip {
         there(host.allocate(n).value()),
         back(device.allocate(n).value()) {
     for (std::size_t i = 0; i < from.size(); ++i) fill_page(device, from[i].id(), static_cast<std::uint32_t>(i));
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // a copy from pageable memory may still be on its way
   }
   TransferOptions<Cuda> options(const char* name) const {
     TransferOptions<Cuda> o;
@@ -128,6 +129,21 @@ TEST_CASE("cuda seals: a copy that moved nothing and reported success is found o
   CHECK(failing.in().wait(deadline_in(20s)).ok());
 }
 
+TEST_CASE("cuda seals: what follows on the stream waits for the seals of pages that it writes") {
+  using P = Fp8WithScale<64, 128>;
+  Trip<P> trip(Arrangement::layer_first, 300);
+  for (int round = 0; round < 4; ++round) {
+    // Out, and at once others' pages into the places that were just read.
+    auto out = backup(trip.device, trip.host, plan(trip.there, trip.from), trip.stream, trip.options("out")).value();
+    auto over = load(trip.host, trip.device, plan(std::vector{trip.there[1].id()}, std::vector{trip.from[0].id()}), trip.stream).value();
+    CHECK(out.wait(deadline_in(20s)).ok());
+    CHECK(over.wait(deadline_in(20s)).ok());
+    CHECK(trip.in().wait(deadline_in(20s)).ok());
+    fill_page(trip.device, trip.from[0].id(), 0);
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  }
+}
+
 TEST_CASE("cuda seals: of a whole bundle, beside digests") {
   using Model = preset::deepseek_v4::Flash<>;
   constexpr int model_layers = 6;
@@ -152,6 +168,7 @@ TEST_CASE("cuda seals: of a whole bundle, beside digests") {
       for (const auto& page : window) fill_page(device.entry<Entry>(), page.id(), seed++);
     }
   });
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
   const BundlePlan<Model> moves(in_space<space::Full>(plan(full_host, full)), in_space<space::Window>(plan(window_host, window)), without<space::Request>());
   CHECK(backup(device, host, moves, stream, {.digest = true, .seals = seals}).value().wait(deadline_in(20s)).ok());
   CHECK(load(host, device, moves, stream, {.digest = true, .seals = seals}).value().wait(deadline_in(20s)).ok());

@@ -80,7 +80,7 @@ class PieceQueue {
       if (Status status = from_host ? digest_device(landing, false) : digest_host(landing); !status.ok()) return status;
     }
     landed_.clear();
-    return seals_ ? seals_->flush(stream_) : Status();
+    return {};
   }
 
  private:

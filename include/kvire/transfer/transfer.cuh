@@ -39,12 +39,22 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     if (!made.ok()) return made.error();
     book = std::move(made).value();
   }
+  // Seals are made beside the copies of the next layer; events stand behind both.
   std::shared_ptr<SealBook> seals;
+  Stream<Cuda> last = stream.share();
   if (sealed > 0) {
     auto made = SealBook::make(sealed, pieces.size(), through);
     if (!made.ok()) return made.error();
     seals = std::move(made).value();
+    auto beside = stream.companion();
+    if (!beside.ok()) return beside.error();
+    last = std::move(beside).value();
   }
+  const auto seal = [&]() -> Status {
+    if (!seals) return {};
+    if (Status status = last.wait(stream.record("copies of " + state->name)); !status.ok()) return status;
+    return seals->flush(last);
+  };
   // What the first pieces of the books have come to; behind the whole transfer the digests' sums are the ticket's.
   const auto verdict = [&](bool whole) {
     MoveOnlyFunction<Status()> ask;
@@ -78,15 +88,18 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     }
     if (!status.ok() || !(options.layer_events || position + 1 == progress.layers())) continue;
     (void)(status = queue.flush());
+    if (status.ok()) (void)(status = seal());
     if (!status.ok()) break;
     auto event = Event<Cuda>::make(state->name);
-    if (Status recorded = stream.record(event, {}, verdict(false)); !recorded.ok()) (void)event.complete(recorded);
+    if (Status recorded = last.record(event, {}, verdict(false)); !recorded.ok()) (void)event.complete(recorded);
     for (; counted < next; ++counted) arrivals->emplace_back(event, pieces[counted].count);
     for (; first_open <= position; ++first_open) progress.issued(first_open, event);
   }
   if (!status.ok()) progress.fail(first_open, status.error());
-  if (Status recorded = stream.record(progress.done(), status, verdict(true)); !recorded.ok()) (void)progress.done().complete(recorded);
-  if (book || seals) (void)stream.record(through);
+  if (seals && !status.ok()) (void)last.wait(stream.record("copies of " + state->name));  // those of a layer that failed
+  if (Status recorded = last.record(progress.done(), status, verdict(true)); !recorded.ok()) (void)progress.done().complete(recorded);
+  if (book || seals) (void)last.record(through);
+  if (seals) (void)stream.wait(through);  // what follows on the stream may write the pages
   pieces.clear();
   // The layers of a stream arrive in order.
   const auto follow = [&](TransferStats& stats) {

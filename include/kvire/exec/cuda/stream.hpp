@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -163,6 +164,18 @@ class Stream<Cuda> {
   /// Another handle of the same stream: keeps a stream that is owned alive.
   Stream share() const { return Stream(state_); }
 
+  /// A second stream for work that goes beside this one's, made at the first call and the same at every later one. Nothing orders the two but events.
+  /// Errors of the runtime.
+  Result<Stream> companion() {
+    std::lock_guard lock(state_->mutex);
+    if (!state_->companion) {
+      auto made = make({.name = name() + ", beside", .device = device(), .priority = state_->options.priority});
+      if (!made.ok()) return made.error();
+      state_->companion = made.value().state_;
+    }
+    return Stream(state_->companion);
+  }
+
   Error error(cudaError_t e, const std::string& what) const {
     return detail::cuda_error(e, "stream '" + name() + "' of device " + std::to_string(device()) + ": " + what);
   }
@@ -173,6 +186,8 @@ class Stream<Cuda> {
     bool owned = false;
     const void* identity = nullptr;
     CudaStreamOptions options;
+    std::mutex mutex;
+    std::shared_ptr<State> companion;
     ~State() {
       if (owned) (void)cudaStreamDestroy(native);  // its work runs on
     }
