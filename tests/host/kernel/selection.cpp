@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <doctest/doctest.h>
 
 #include <kvire/kernel/selection.hpp>
@@ -35,6 +37,15 @@ TEST_CASE("selection: what logits and top-k select one after the other, with and
       test_stream().synchronize().value();
       CHECK(got == want);
       CHECK(again == want);
+      // Rows so long that the scores of one fill the memory there is for some: the batch row by row.
+      const std::int64_t wide = detail::selection_rows_bytes / (4 * P::tokens_per_page) + 1;
+      std::vector<std::int32_t> table(static_cast<std::size_t>(c.batch * wide), -1), row_by_row(slots, 12345);
+      for (std::int64_t b = 0; b < c.batch; ++b) std::copy_n(c.table.begin() + b * c.max_pages, c.max_pages, table.begin() + b * wide);
+      select_keys(c.query_view(), c.weight_view(), assume_ready(c.view()), {table.data(), {c.batch, wide}}, c.length_view(), {row_by_row.data(), {c.batch, c.next_n, k}},
+                  test_stream(), {.translate = translate})
+          .value();
+      test_stream().synchronize().value();
+      CHECK(row_by_row == want);
       CHECK(counts.bad_pages == scores.counts.bad_pages);
       int differ = 0;
       for (std::size_t i = 0; i < kept.size(); ++i) differ += bits_of(kept[i]) != bits_of(scores.values[i]);
