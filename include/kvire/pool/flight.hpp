@@ -41,7 +41,7 @@ template <class Backend>
 struct InFlight {
   PageUse use = PageUse::load;
   Event<Backend> event;
-  std::shared_ptr<WorkStream> stream = {};  ///< that the work is queued on, where known
+  std::shared_ptr<WorkStream> stream = {};  ///< of a lease, which waits for what was held before it; none for other work
   TransferOrder order = {};                 ///< of a transfer that was prepared; none for other work
 };
 
@@ -170,7 +170,7 @@ class LedgerState final : public LedgerCore {
     return found;
   }
 
-  /// The same for many pages, ascending, at once: each flight with the first of the pages that it touches.
+  /// The same for many pages, ascending, at once: each flight with the first of the pages that it touches, in the order they began.
   std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) {
     std::vector<std::pair<std::int32_t, InFlight<Backend>>> found;
     std::lock_guard lock(mutex_);

@@ -213,7 +213,7 @@ class PageLedger {
   std::int32_t holds(PageId page) const { return state_->check_id(page.value).ok() ? state_->record(page.value).holds : 0; }
   /// Work on the page that is not final: what a writer has to wait for.
   std::vector<InFlight<Backend>> in_flight(PageId page) const { return state_->in_flight(page.value); }
-  /// The same for many pages (ids, ascending): each piece of work once, with the first of the pages that it touches.
+  /// The same for many pages (ids, ascending): each piece of work once, with the first of the pages that it touches, in the order they were held.
   std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) const { return state_->in_flight(pages); }
 
   // --- counts ---

@@ -138,8 +138,9 @@ class Step {
     return lease;
   }
 
-  // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: a transfer that comes in between sees
-  // the lease. Kernels that share a page are ordered by the engine's own streams; only transfers run elsewhere.
+  // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: of what the ledger has from before. What
+  // comes later sees the lease and waits for it, so that no two wait for each other. Kernels that share a page are ordered by the engine's own
+  // streams; only transfers run elsewhere.
   template <class P, class B, class Side>
   Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, LeaseState& lease) const {
     auto ledger = pool.ledger();
@@ -153,7 +154,8 @@ class Step {
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     for (const auto& [page, flight] : ledger.in_flight(ids)) {
-      if (flight.event == own || (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read))) continue;
+      if (flight.event == own) break;
+      if (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read)) continue;
       const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page);
       if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
     }

@@ -152,7 +152,12 @@ class TransferBuilder {
     }
     transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done(), order = order_](
                                      const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
-      for (const auto& [page, flight] : ledger.in_flight(ids)) {
+      const auto flights = ledger.in_flight(ids);
+      std::size_t mine = 0;
+      for (std::size_t i = 0; i < flights.size(); ++i) mine = flights[i].second.event == own ? i : mine;
+      for (std::size_t i = 0; i < flights.size(); ++i) {
+        const auto& [page, flight] = flights[i];
+        if (i > mine && flight.stream) continue;  // a lease given since: it was refused, or waits for this transfer
         if (flight.event == own || !(destination || writes(flight.use)) || (flight.stream && flight.stream->covers(stream))) continue;
         if (flight.event.query() == EventState::unrecorded) {
           // Of two that are both unissued, one has to be free to go: the later finds this one's event when its turn comes.

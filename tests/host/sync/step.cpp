@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include <kvire/layout/policies.hpp>
@@ -373,6 +374,42 @@ TEST_CASE("step: a transfer on the step's own stream waits for kernels that its 
   CHECK(step.status().error().code == ErrorCode::busy);
   CHECK(contains(step.status().error().message, "stream 'other': a lease of another stream"));
   CHECK(kvire_test::holds(s.device, s.page.id(), 1));
+}
+
+TEST_CASE("step: a lease and a transfer of its pages that meet on two threads never wait for each other") {
+  Setup s;
+  Gate<Host> gate{GateOptions{.load_limit = 5s}};
+  const std::vector<DevicePage> pages{s.page.id()};
+  constexpr int rounds = 1000;
+  std::atomic<int> go{0};
+  std::atomic<int> issued{0};
+  std::atomic<int> lost{0};
+  std::optional<PreparedTransfer<Host>> transfer;
+  std::thread loader([&] {
+    for (int round = 1; round <= rounds; ++round) {
+      for (int spins = 0; go.load() < round; ++spins) {
+        if (spins > 20'000) std::this_thread::yield();
+      }
+      auto ticket = transfer->issue(s.loader);
+      if (!ticket.ok() || !ticket.value().wait(deadline_in(10s)).ok()) ++lost;
+      transfer.reset();
+      issued.store(round);
+    }
+  });
+  for (int round = 1; round <= rounds; ++round) {
+    transfer = prepare_backup(s.device, s.host, s.pairs(), {.wait_limit = 5s}).value();
+    auto step = gate.begin({}, s.compute).value();
+    go.store(round);
+    for (volatile int work = 0; work < round % 200;) work = work + 1;
+    {
+      const auto lease = step.write(s.device, EntrySlot(0), pages);
+      if (lease.ok()) launch(s.compute, [](PageView<Keys, Host>) {}, lease.value());
+    }
+    while (issued.load() < round) std::this_thread::yield();
+    if (!s.compute.synchronize(deadline_in(10s)).ok() || !step.status().ok()) ++lost;
+  }
+  loader.join();
+  CHECK(lost == 0);
 }
 
 TEST_CASE("step: a write waits for both sides of a transfer within one pool, whose failure it shares") {
