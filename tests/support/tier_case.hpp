@@ -63,9 +63,9 @@ class TierRig {
     return tokens;
   }
 
-  /// What a step does with a held prefix: a kernel a layer looks at every page that the next token needs, behind the layer's load. Pages with other
+  /// What a step does with a held prefix, and a tail: a kernel a layer looks at every page that the next token needs, behind the layer's load. Pages with other
   /// bytes than their prefix says count as wrong. Error: of the gate, or of a load; what the step has seen does not count then.
-  kvire::Status read(const typename Cache::Held& held) {
+  kvire::Status read(const typename Cache::Held& held, const typename Cache::Pages& tail = {}, const kvire::Hash128& tail_name = {}) {
     if (auto status = Cache::check(held); !status.ok()) return status;
     auto step = gate_.begin(held.loads, compute_);
     if (!step.ok()) return step.error();
@@ -80,6 +80,7 @@ class TierRig {
         if (!cache_.cache().needed(space, static_cast<std::int64_t>(path.size() - 1 - i))) continue;
         wanted.emplace_back(cache_.cache().device(path[i], space).id().value, seed<Entry>(path[i]));
       }
+      if (const auto& own = tail[static_cast<std::size_t>(space)]) wanted.emplace_back(own.id().value, seed<Entry>(tail_name));
       auto& pool = device_.template entry<Entry>();
       for (int slot = 0; slot < pool.layers() && status.ok(); ++slot) {
         auto lease = step.value().read(pool, kvire::EntrySlot(slot));
@@ -111,6 +112,36 @@ class TierRig {
 
   /// One page of a request, made and published.
   kvire::Status compute(typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
+    auto pages = make_pages(held, tokens);
+    return pages.ok() ? cache_.publish(held, tokens, std::span(&pages.value(), 1)) : kvire::Status(pages.error());
+  }
+
+  /// A tail behind the prefix, made and parked.
+  kvire::Status park(const typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
+    auto pages = make_pages(held, tokens);
+    return pages.ok() ? cache_.park(held, tokens, pages.value()) : kvire::Status(pages.error());
+  }
+  /// Goes on from a tail and reads all that it needs, as `read`. Returns the tail's tokens.
+  kvire::Result<std::int64_t> resume(typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
+    typename Cache::Pages pages;
+    const std::int64_t size = cache_.resume(held, tokens, pages);
+    const auto name = cache_.cache().name_below(held.prefix.node(), tokens.first(static_cast<std::size_t>(size)));
+    if (auto status = read(held, pages, name); !status.ok()) return status.error();
+    held.tokens -= size;  // nobody writes on
+    return size;
+  }
+
+ private:
+  using Device = kvire::DeviceBundlePool<Model, kvire::Host>;
+  using HostTier = kvire::HostBundlePool<Model, kvire::Host>;
+  using Stream = kvire::Stream<kvire::Host>;
+
+  static kvire::BundlePages<Model> counts(std::int64_t n) {
+    kvire::BundlePages<Model> pages;
+    for (auto& count : pages.count) count = n;
+    return pages;
+  }
+  kvire::Result<typename Cache::Pages> make_pages(const typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
     typename Cache::Pages pages;
     auto full = cache_.template allocate<kvire::space::Full>();
     if (!full.ok()) return full.error();
@@ -122,17 +153,6 @@ class TierRig {
     Model::for_each([&]<class Entry>() {
       fill(device_.template entry<Entry>(), pages[Model::template space_index<typename Entry::space>()].id(), seed<Entry>(name));
     });
-    return cache_.publish(held, tokens, std::span(&pages, 1));
-  }
-
- private:
-  using Device = kvire::DeviceBundlePool<Model, kvire::Host>;
-  using HostTier = kvire::HostBundlePool<Model, kvire::Host>;
-  using Stream = kvire::Stream<kvire::Host>;
-
-  static kvire::BundlePages<Model> counts(std::int64_t n) {
-    kvire::BundlePages<Model> pages;
-    for (auto& count : pages.count) count = n;
     return pages;
   }
   template <class Entry>

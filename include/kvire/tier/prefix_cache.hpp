@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -9,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <kvire/tier/prefix_places.hpp>
+#include <kvire/tier/prefix_holds.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -25,16 +24,16 @@ struct PrefixMatch {
 /// A radix prefix cache: which pages of which token prefixes are where. Keyed by token ids in whole pages below a namespace; holds the page references of
 /// what it caches, one for each page-id space. Moves no bytes: who does reports what is on its way (PrefixPlaces).
 ///
-/// A page in the cache is complete and never written again. Tails, pages that are not full yet, stay with their request. Lookups cost O(pages)
-/// and allocate nothing. Not for several threads at once; match and node numbers hold until the next call that is not const.
+/// A page in the cache is never written: who goes on from a complete one writes the next, and a tail, a page that is not full yet, is only parked here:
+/// who goes on from it gets pages of its own. Lookups cost O(pages) and allocate nothing. Not for several threads at once; match and node numbers
+/// hold until the next call that is not const.
 template <int Spaces = 1, EvictionPolicy Policy = Lru>
-class PrefixCache : public PrefixPlaces<Spaces, Policy> {
-  using Places = PrefixPlaces<Spaces, Policy>;
+class PrefixCache : public PrefixHolds<Spaces, Policy> {
+  using Holds = PrefixHolds<Spaces, Policy>;
 
  public:
   using Shape = PrefixShape<Spaces>;
-  /// Device pages of one page of tokens, one a space. Empty where a request has none (of a tail).
-  using Pages = std::array<PageRef<DevicePage>, static_cast<std::size_t>(Spaces)>;
+  using typename Holds::Pages;
 
   /// A running request's hold on a prefix: none of its pages is evicted, as long as it is alive. The cache must outlive it, in its place. Move-only.
   class Ref {
@@ -85,8 +84,8 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
     std::int64_t on[cache_tiers] = {};
     std::int64_t known = 0;
     std::int32_t at = root;
-    for (const TokenId* next = tokens.data(); tokens.data() + tokens.size() - next >= page; next += page) {
-      const std::int32_t child = this->tree_.child(at, this->tree_.name_below(at, next), next);
+    for (std::int64_t first = 0; first + page <= static_cast<std::int64_t>(tokens.size()); first += page) {
+      const std::int32_t child = this->known(at, tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(page)));
       if (child < 0) break;
       const int tier = this->slowest_every(child);
       if (tier == cache_tiers) {
@@ -108,20 +107,20 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
   }
 
   /// The page of these tokens behind `parent`, named now if need be, for what is found elsewhere: a name without copies is kept only until the
-  /// next change of its page. Requires one page of tokens.
+  /// next change of its page. Requires one page of tokens, or fewer: a tail.
   std::int32_t know(std::int32_t parent, std::span<const TokenId> tokens) {
-    const Hash128 name = this->tree_.name_below(parent, tokens.data());
-    std::int32_t child = this->tree_.child(parent, name, tokens.data());
+    const Hash128 name = this->tree_.name_below(parent, tokens);
+    std::int32_t child = this->tree_.child(parent, name, tokens);
     if (child >= 0) return child;
-    child = this->tree_.add(parent, name, tokens.data());
+    child = this->tree_.add(parent, name, tokens);
     this->grow();
     return child;
   }
   /// The same without naming anything; -1 if nobody has named it.
   std::int32_t known(std::int32_t parent, std::span<const TokenId> tokens) const {
-    return this->tree_.child(parent, this->tree_.name_below(parent, tokens.data()), tokens.data());
+    return this->tree_.child(parent, this->tree_.name_below(parent, tokens), tokens);
   }
-  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const { return this->tree_.name_below(parent, tokens.data()); }
+  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const { return this->tree_.name_below(parent, tokens); }
 
   /// Holds a prefix. Pages that are draining stay. O(pages).
   Ref acquire(std::int32_t node) {
@@ -146,7 +145,7 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
   Result<Published> extend(Ref& at, std::span<const TokenId> tokens, Pages& pages) {
     if (static_cast<std::int64_t>(tokens.size()) != this->shape_.page_tokens) {
       return Error{ErrorCode::invalid_argument, "prefix cache: " + std::to_string(tokens.size()) + " tokens are not one page of " +
-                                                    std::to_string(this->shape_.page_tokens) + "; the tail stays with its request"};
+                                                    std::to_string(this->shape_.page_tokens) + "; a tail is parked"};
     }
     for (int s = 0; s < Spaces; ++s) {
       if (this->shape_.spaces[s].need == PrefixNeed::every && !pages[static_cast<std::size_t>(s)]) {
@@ -154,13 +153,8 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
       }
     }
     this->new_tick();
-    const Hash128 name = this->tree_.name_below(at.node_, tokens.data());
-    std::int32_t child = this->tree_.child(at.node_, name, tokens.data());
-    Published how = child < 0 ? Published::added : Published::known;
-    if (child < 0) {
-      child = this->tree_.add(at.node_, name, tokens.data());
-      this->grow();
-    }
+    Published how = Published::known;
+    const std::int32_t child = named(at.node_, tokens, how);
     for (int s = 0; s < Spaces; ++s) {
       auto& ref = pages[static_cast<std::size_t>(s)];
       if (!ref || this->shape_.spaces[s].need == PrefixNeed::never || !this->take_device(child, s, ref)) continue;
@@ -171,8 +165,49 @@ class PrefixCache : public PrefixPlaces<Spaces, Policy> {
     return how;
   }
 
+  /// Parks the unfinished page of a request behind its whole pages `at`: `tokens` are those of the last page, fewer than a page. Takes the pages of every
+  /// space, also of those that whole pages do not keep, if there are none of this tail on the device yet (`known`: the caller still has its own).
+  /// Nobody holds a tail. Errors, which change nothing: invalid_argument for tokens that are none or a page, or a space without a page.
+  Result<Published> park(const Ref& at, std::span<const TokenId> tokens, Pages& pages) {
+    if (tokens.empty() || static_cast<std::int64_t>(tokens.size()) >= this->shape_.page_tokens) {
+      return Error{ErrorCode::invalid_argument, "prefix cache: a tail of " + std::to_string(tokens.size()) + " tokens, of pages of " +
+                                                    std::to_string(this->shape_.page_tokens)};
+    }
+    for (int s = 0; s < Spaces; ++s) {
+      if (!pages[static_cast<std::size_t>(s)]) {
+        return Error{ErrorCode::invalid_argument, "prefix cache: a tail without its part in space " + std::to_string(s)};
+      }
+    }
+    this->new_tick();
+    Published how = Published::known;
+    const std::int32_t tail = named(at.node_, tokens, how);
+    for (int s = 0; s < Spaces; ++s) {
+      if (this->take_device(tail, s, pages[static_cast<std::size_t>(s)]) && how == Published::known) how = Published::joined;
+    }
+    this->touch_all(tail);
+    return how;
+  }
+
+  /// Somebody goes on from a tail: its device pages, if it has them there, into `pages`, to be written. What it has on slower tiers stays, and is the
+  /// first to go there. True if there were pages.
+  bool resume(std::int32_t tail, Pages& pages) {
+    const bool here = this->has(tail, 0, CacheTier::device);
+    if (here) this->give_device(tail, pages);
+    this->age(tail);
+    this->reap(tail);
+    return here;
+  }
+
  private:
-  PrefixCache(const Shape& shape, const Policy& policy) : Places(shape, policy) {}
+  PrefixCache(const Shape& shape, const Policy& policy) : Holds(shape, policy) {}
+
+  // The child of these tokens; `how` is `added` if it is new.
+  std::int32_t named(std::int32_t parent, std::span<const TokenId> tokens, Published& how) {
+    const std::int64_t before = this->pages();
+    const std::int32_t child = know(parent, tokens);
+    how = this->pages() > before ? Published::added : Published::known;
+    return child;
+  }
 
   // Whether every tail that a restart behind the node needs is there; `here` counts pages in a row.
   bool tails_there(std::int32_t node, std::int64_t depth, std::int64_t (&here)[Spaces]) const {

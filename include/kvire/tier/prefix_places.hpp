@@ -18,7 +18,8 @@ KVIRE_NAMESPACE_BEGIN
 /// Per page-id space; node numbers come from a PrefixMatch or a Ref.
 ///
 /// A page of a space whose pages are all needed leaves a tier only after those of its children, so that what stays can be reached. A page that a
-/// request holds, or that is being copied, does not leave the tier it is used from.
+/// request holds, or that is being copied, does not leave the tier it is used from. A tail has pages of every space, and whoever moves one of them
+/// moves them all: its spaces are always alike.
 template <int Spaces, EvictionPolicy Policy>
 class PrefixPlaces {
  public:
@@ -27,6 +28,10 @@ class PrefixPlaces {
   std::int64_t pages() const { return tree_.pages(); }
   std::int32_t depth(std::int32_t node) const { return tree_.depth(node); }
   bool is_root(std::int32_t node) const { return tree_.is_root(node); }
+  /// Tokens of a node that is a tail; 0 for a whole page.
+  std::int32_t tail_tokens(std::int32_t node) const { return tree_.tail(node); }
+  /// Tails known right behind a prefix.
+  std::int32_t tails(std::int32_t node) const { return tree_.tails(node); }
   /// Requires a node that is no root.
   std::int32_t parent(std::int32_t node) const { return tree_.parent(node); }
   /// Digest of the namespace and of all tokens up to the node's end.
@@ -41,13 +46,18 @@ class PrefixPlaces {
 
   PageState state(std::int32_t node, int space) const { return place(node, space).state(); }
   bool has(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::whole; }
+  bool arriving(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::arriving; }
   /// Empty if the device has, and awaits, no copy. The same for the host.
   const PageRef<DevicePage>& device(std::int32_t node, int space) const { return place(node, space).device; }
   const PageRef<HostPage>& host(std::int32_t node, int space) const { return place(node, space).host; }
   /// Whether a copy of the page is on its way anywhere.
   bool in_flight(std::int32_t node, int space) const { return place(node, space).in_flight(); }
-  /// Running requests that hold the page.
-  std::int32_t pins(std::int32_t node, int space) const { return place(node, space).pins; }
+  /// Calls f(space) for each space whose page moves with this one: for a tail all of them.
+  template <class F>
+  void together(std::int32_t node, int space, F&& f) const {
+    const bool tail = tree_.tail(node) > 0;
+    for (int s = tail ? 0 : space; s < (tail ? Spaces : space + 1); ++s) f(s);
+  }
 
   /// The nodes from the first page to `node`, into exactly depth(node) places.
   void path(std::int32_t node, std::span<std::int32_t> out) const {
@@ -103,11 +113,11 @@ class PrefixPlaces {
     return queue(space, t).lowest([&](std::int32_t node) { return place(node, space).rank[t]; }, [&](std::int32_t node) { return may_go(node, space, t); });
   }
   /// Gives up the copy on one tier. Requires that it is whole and not being copied; with the last copy of a page its name goes too, unless longer
-  /// prefixes are known. Those that only slower tiers have are out of reach from then on, and age there.
+  /// prefixes are known. Those that only slower tiers have are out of reach from then on, and age there. Of a tail all spaces go.
   void drop(std::int32_t node, int space, CacheTier tier) {
     const int t = static_cast<int>(tier);
     queue(space, t).evicted(place(node, space).rank[t]);
-    change(node, space, [&](Place& p) { clear(p, t); });
+    together(node, space, [&](int s) { change(node, s, [&](Place& p) { clear(p, t); }); });
     if (shape_.spaces[space].need == PrefixNeed::every && !place(node, space).anywhere()) drop_tails(node);
     reap(node);
   }
@@ -150,49 +160,6 @@ class PrefixPlaces {
     for (int s = 0; s < Spaces; ++s) touch(node, s);
   }
 
-  // --- holds ---
-
-  void pin(std::int32_t node) {
-    ++entry(node).users;
-    each_pinned(node, [&](std::int32_t n, int s) {
-      ++place(n, s).pins;
-      if (place(n, s).leaving) change(n, s, [](Place& p) { p.leaving = false; });
-    });
-  }
-  void unpin(std::int32_t node) {
-    --entry(node).users;
-    each_pinned(node, [&](std::int32_t n, int s) {
-      if (--place(n, s).pins == 0) offer(n, s);
-    });
-    reap(node);
-  }
-  // The same as pinning `child` and then unpinning its parent `node`, in less time.
-  void pin_next(std::int32_t node, std::int32_t child) {
-    ++entry(child).users;
-    --entry(node).users;
-    for (int s = 0; s < Spaces; ++s) {
-      if (shape_.spaces[s].need == PrefixNeed::never) continue;
-      Place& p = place(child, s);
-      ++p.pins;
-      if (p.leaving) change(child, s, [](Place& q) { q.leaving = false; });
-      if (shape_.spaces[s].need == PrefixNeed::every) continue;
-      std::int32_t last = child;
-      for (std::int64_t i = 0; i < reach(s) && !tree_.is_root(last); ++i) last = tree_.parent(last);
-      if (!tree_.is_root(last) && --place(last, s).pins == 0) offer(last, s);
-    }
-  }
-
-  // A device copy from a request's hands, where there is none; false if there is one, or one is on its way.
-  bool take_device(std::int32_t node, int space, PageRef<DevicePage>& page) {
-    if (place(node, space).copy[0] != Copy::none) return false;
-    change(node, space, [&](Place& p) {
-      p.device = std::move(page);
-      p.copy[0] = Copy::whole;
-    });
-    return true;
-  }
-
- private:
   struct Entry {
     Place places[Spaces];
     std::int32_t users = 0;  // references that end here
@@ -201,16 +168,6 @@ class PrefixPlaces {
 
   Entry& entry(std::int32_t node) { return places_[static_cast<std::size_t>(node)]; }
   Queue& queue(int space, int tier) { return queues_[static_cast<std::size_t>(space * cache_tiers + tier)]; }
-
-  template <class F>
-  void each_pinned(std::int32_t node, F&& f) {
-    std::int64_t back = 0;
-    for (; !tree_.is_root(node); node = tree_.parent(node), ++back) {
-      for (int s = 0; s < Spaces; ++s) {
-        if (needed(s, back)) f(node, s);
-      }
-    }
-  }
 
   bool may_go(std::int32_t node, int space, int tier) const {
     const Place& p = place(node, space);
@@ -272,7 +229,6 @@ class PrefixPlaces {
     }
   }
 
- protected:
   PrefixShape<Spaces> shape_;
   detail::PrefixTree tree_;
 

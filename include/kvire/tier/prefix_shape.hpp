@@ -15,7 +15,7 @@ KVIRE_NAMESPACE_BEGIN
 enum class PrefixNeed : unsigned char {
   every,  ///< all its pages
   tail,   ///< those that the next token looks back to
-  never   ///< nothing: pages of running requests
+  never   ///< nothing at the end of a page: rows of a request, which only tails keep
 };
 
 struct PrefixSpace {
@@ -68,7 +68,7 @@ constexpr int raw_tokens_of_pages(bool most) {
 }  // namespace detail
 
 /// The shape of a bundle, spaces numbered as Bundle::space_index does. `window_tokens`: how far back the model's sliding window reaches, the token
-/// itself included; it decides what is needed of space::Window. Pages of space::Request stay with their request.
+/// itself included; it decides what is needed of space::Window. Pages of space::Request are empty at page ends: they stay with their request or go with its tail.
 template <class Bundle>
 constexpr PrefixShape<Bundle::space_count> prefix_shape(std::int64_t window_tokens = 0) {
   constexpr int fewest = detail::raw_tokens_of_pages<Bundle>(false);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,8 +17,8 @@ KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The names of a prefix cache: a tree whose edges are whole pages of tokens, below one root a namespace. A node stands for the prefix from its root on, so
-/// any page boundary can be where two prefixes part. Knows nothing of where pages are.
+/// The names of a prefix cache: a tree whose edges are pages of tokens, below one root a namespace. A node stands for the prefix from its root on, so
+/// any page boundary can be where two prefixes part. An edge of fewer tokens than a page is a tail: nothing hangs on it. Knows nothing of where pages are.
 class PrefixTree {
  public:
   /// `keep_tokens`: pages are verified by their tokens; otherwise by the second half of their name.
@@ -35,29 +36,32 @@ class PrefixTree {
     const std::int32_t known = table_.find(name.high, [&](std::int32_t n) { return is_root(n) && namespaces_[index(~at(n).parent)] == names; });
     if (known >= 0) return known;
     const std::int32_t node = take();
-    at(node) = {name, ~static_cast<std::int32_t>(namespaces_.size()), 0, 0};
+    at(node) = {.name = name, .parent = ~static_cast<std::int32_t>(namespaces_.size())};
     namespaces_.push_back(names);
     table_.insert(name.high, node);
     return node;
   }
 
-  Hash128 name_below(std::int32_t parent, const TokenId* tokens) const { return prefix_hash(at(parent).name, tokens, page_tokens_); }
+  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return prefix_hash(at(parent).name, tokens.data(), static_cast<std::int64_t>(tokens.size()));
+  }
 
-  /// The node that continues `parent` by a page of this name and these tokens, or -1.
-  std::int32_t child(std::int32_t parent, const Hash128& name, const TokenId* tokens) const {
+  /// The node that continues `parent` by this name and exactly these tokens, or -1.
+  std::int32_t child(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) const {
     return table_.find(name.high, [&](std::int32_t n) {
       const Node& node = at(n);
-      if (node.parent != parent || node.name.low != name.low) return false;
-      return !keep_tokens_ || std::memcmp(tokens_of(n), tokens, token_bytes()) == 0;
+      if (node.parent != parent || node.name.low != name.low || node.tail != tail_of(tokens)) return false;
+      return !keep_tokens_ || std::memcmp(tokens_of(n), tokens.data(), tokens.size_bytes()) == 0;
     });
   }
 
-  /// Requires that there is no such child.
-  std::int32_t add(std::int32_t parent, const Hash128& name, const TokenId* tokens) {
+  /// Requires that there is no such child, and no more tokens than a page.
+  std::int32_t add(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) {
     const std::int32_t node = take();
-    at(node) = {name, parent, at(parent).depth + 1, 0};
+    at(node) = {name, parent, at(parent).depth + 1, 0, tail_of(tokens), 0};
     ++at(parent).children;
-    if (keep_tokens_) std::memcpy(tokens_of(node), tokens, token_bytes());
+    at(parent).tails += at(node).tail > 0 ? 1 : 0;
+    if (keep_tokens_) std::memcpy(tokens_of(node), tokens.data(), tokens.size_bytes());
     table_.insert(name.high, node);
     return node;
   }
@@ -65,7 +69,9 @@ class PrefixTree {
   /// Requires a node without children that is no root.
   void remove(std::int32_t node) {
     table_.erase(at(node).name.high, node);
-    --at(at(node).parent).children;
+    Node& above = at(at(node).parent);
+    --above.children;
+    above.tails -= at(node).tail > 0 ? 1 : 0;
     free_.push_back(node);
   }
 
@@ -73,7 +79,11 @@ class PrefixTree {
   /// Requires a node that is no root.
   std::int32_t parent(std::int32_t node) const { return at(node).parent; }
   std::int32_t children(std::int32_t node) const { return at(node).children; }
-  /// Pages from the root to the node's end.
+  /// Tokens of a node that is less than a page; 0 for a whole one.
+  std::int32_t tail(std::int32_t node) const { return at(node).tail; }
+  /// Children that are tails.
+  std::int32_t tails(std::int32_t node) const { return at(node).tails; }
+  /// Pages from the root to the node's end, an unfinished one included.
   std::int32_t depth(std::int32_t node) const { return at(node).depth; }
   const Hash128& name(std::int32_t node) const { return at(node).name; }
   /// The namespace that the node belongs to.
@@ -88,13 +98,17 @@ class PrefixTree {
     std::int32_t parent = -1;  // of a root: ~ its number among the namespaces
     std::int32_t depth = 0;
     std::int32_t children = 0;
+    std::int32_t tail = 0;
+    std::int32_t tails = 0;
   };
   static constexpr std::size_t block_nodes = 64;
 
   static std::size_t index(std::int32_t node) { return static_cast<std::size_t>(node); }
   Node& at(std::int32_t node) { return nodes_[index(node)]; }
   const Node& at(std::int32_t node) const { return nodes_[index(node)]; }
-  std::size_t token_bytes() const { return static_cast<std::size_t>(page_tokens_) * sizeof(TokenId); }
+  std::int32_t tail_of(std::span<const TokenId> tokens) const {
+    return static_cast<std::int64_t>(tokens.size()) == page_tokens_ ? 0 : static_cast<std::int32_t>(tokens.size());
+  }
   TokenId* tokens_of(std::int32_t node) const {
     return tokens_[index(node) / block_nodes].get() + static_cast<std::int64_t>(index(node) % block_nodes) * page_tokens_;
   }

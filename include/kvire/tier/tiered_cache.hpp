@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/tier/tiered_files.hpp>
+#include <kvire/tier/tiered_room.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 /// A prefix cache whose pages live on the device, on the host and, with `Files`, in records below: the pages that requests do not need are
 /// evicted to the next slower tier, and come back as the load that a step depends on. All entries of the bundle move together or not at all.
+/// Whole pages are shared by all who hold them. A request's unfinished last page, its tail, can be parked behind them, and is evicted like they are;
+/// who resumes it gets pages of its own, with the states that the bundle keeps at exactly that length.
 ///
 /// Pages that a request holds, or that a transfer touches, are not evicted. A copy that fails leaves what it was made from in place. Not for several
 /// threads at once; the pools may be used by others meanwhile. Pools, streams and files must outlive it, and it must outlive what it has handed out.
 template <class Bundle, class Backend, EvictionPolicy Policy = Lru, class Files = NoFiles>
-class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
-  using Base = detail::FileTraffic<Bundle, Backend, Policy, Files>;
+class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
+  using Base = detail::TierRoom<Bundle, Backend, Policy, Files>;
 
  public:
   using Base::spaces;
@@ -27,14 +29,15 @@ class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
     std::int64_t tokens = 0;                      ///< raw tokens that need not be computed
   };
 
-  /// Errors: invalid_argument for missing pools or streams, pools of different layers, and as PrefixCache::make.
+  /// Without `files` there is no tier below the host, even if the type could have one. Errors: invalid_argument for missing pools or streams, pools of
+  /// different layers, and as PrefixCache::make.
   static Result<TieredCache> make(const Pools& pools, const TieredOptions& options = {}, Files* files = nullptr, const Policy& policy = Policy()) {
     const auto bad = [&](const char* what) { return Error{ErrorCode::invalid_argument, options.name + ": " + what}; };
     if (pools.device == nullptr) return bad("no device pool");
     if (pools.host != nullptr && (pools.loads == nullptr || pools.stores == nullptr)) return bad("a host pool, but no streams for loads and stores");
     if (pools.host != nullptr && pools.host->layers() != pools.device->layers()) return bad("device and host pools of different layers");
     if constexpr (Base::has_files) {
-      if (files == nullptr || pools.host == nullptr) return bad("a file tier needs the tier itself, and a host pool to go through");
+      if (files != nullptr && pools.host == nullptr) return bad("a file tier needs a host pool to go through");
     }
     auto shape = prefix_shape<Bundle>(options.window_tokens);
     shape.keep_tokens = options.keep_tokens;
@@ -107,45 +110,95 @@ class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
       ++(how.value() == Cache::Published::known ? this->counters_.shared_pages : this->counters_.published_pages);
       // The prefix goes on with the cache's page, which may be on its way here for somebody else.
       if (how.value() != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
-      if (this->options_.write_through) to_host(held.prefix.node(), through);
+      if (this->options_.write_through) this->to_host(held.prefix.node(), through);
     }
     held.tokens = held.prefix.pages() * static_cast<std::int64_t>(page);
     if (const Status stored = this->store(std::move(through)); !stored.ok() && status.ok()) status = stored;
     return status;
   }
 
+  /// Parks the tail of a request behind its whole pages: `tokens` are those of the last page, fewer than a page; `pages` has its device page of every
+  /// space, request rows included, as all layers left them at exactly that length. If an equal tail is there already, references stay in `pages`. Nobody
+  /// holds a tail: it may be evicted at once, all spaces together. Kernels that write the pages must be queued already. Errors: of a load that the
+  /// request depends on: the pages may hold anything then; as PrefixCache::park.
+  Status park(const Held& held, std::span<const TokenId> tokens, Pages& pages) {
+    this->poll();
+    if (Status good = check(held); !good.ok()) return good;
+    const DevicePage first = pages[0].id();
+    auto how = this->cache_.park(held.prefix, tokens, pages);
+    if (!how.ok()) return how.error();
+    const bool known = how.value() == Cache::Published::known;
+    ++(known ? this->counters_.shared_tails : this->counters_.parked_tails);
+    const std::int32_t tail = this->cache_.known(held.prefix.node(), tokens);
+    if (!known) this->hand_over(tail, first);
+    detail::TierPages through;
+    if (this->options_.write_through) this->to_host(tail, through);
+    return this->store(std::move(through));
+  }
+
+  /// Goes on from the longest tail behind a held prefix that `tokens`, the request's tokens behind it, continue through. Its pages are put into `pages` and
+  /// are the request's alone, to be written: those that the device has, or copies that are loaded from the host (`held.loads` has one load more then; if it
+  /// fails, the tail stays where it was). Returns its raw tokens, also added to `held.tokens`; 0, and nothing changes, if no tail is known, or what is
+  /// known is not on the device or the host, or finds no room. A copy on a slower tier stays for others who come this way, as the first to go there.
+  /// O(tokens of a page squared) at worst, where there are tails behind the prefix.
+  std::int64_t resume(Held& held, std::span<const TokenId> tokens, Pages& pages) {
+    this->poll();
+    const std::int32_t at = held.prefix.node();
+    bool missed = false;
+    for (auto size = tail_size(tokens); size > 0 && this->cache_.tails(at) > 0; --size) {
+      const std::int32_t tail = this->cache_.known(at, tokens.first(size));
+      if (tail < 0) continue;
+      missed = true;
+      const bool here = this->cache_.has(tail, 0, CacheTier::device);
+      if (!here && !this->cache_.has(tail, 0, CacheTier::host)) continue;
+      if (here ? !this->cache_.resume(tail, pages) : !load_tail(tail, held, pages)) break;
+      ++this->counters_.resumed_tails;
+      ++this->counters_.resumed_tails_on[here ? 0 : 1];
+      this->counters_.resumed_tokens += static_cast<std::int64_t>(size);
+      held.tokens += static_cast<std::int64_t>(size);
+      return static_cast<std::int64_t>(size);
+    }
+    this->counters_.missed_tails += missed ? 1 : 0;
+    return 0;
+  }
+
   /// A device page for a running request, evicting others if need be. Error exhausted if all are in use, or none became free until `room_limit`.
   template <class Space>
   Result<PageRef<DevicePage>> allocate() {
     constexpr int space = Bundle::template space_index<Space>();
-    if (auto page = device_page(space)) return page;
+    if (auto page = this->device_page(space)) return page;
     return Error{ErrorCode::exhausted, this->options_.name + ": no page of space " + Space::name + " can be had: all that the device has are in use"};
   }
 
-  /// Evicts ahead of need, so that the copies run beside compute: afterwards `pages` pages of each cached space are free or leaving, if so many
-  /// may go. Does not block.
+  /// Evicts ahead of need, so that the copies run beside compute: afterwards `pages` pages of each space are free or leaving, if so many may go.
+  /// Does not block.
   void make_room(std::int64_t pages) {
     this->poll();
     for (int s = 0; s < spaces; ++s) {
-      if (this->cache_.shape().spaces[s].need == PrefixNeed::never) continue;
       const auto& ledger = detail::ledger_of(*this->pools_.device, s);
-      if (const std::int64_t lacking = pages - ledger.free_pages() - this->leaving(s); lacking > 0) evict(s, lacking);
+      if (const std::int64_t lacking = pages - ledger.free_pages() - this->leaving(s); lacking > 0) (void)this->evict(s, lacking);
     }
   }
 
-  /// Reads pages of the prefix that only files have, to the host, asynchronously: an `acquire` that follows has what has arrived by then. Returns
-  /// the pages of the prefix that are on the host or the device, or on their way.
+  /// Reads pages of the prefix that only files have, and the longest tail behind them, to the host, asynchronously: an `acquire` and `resume` that follow
+  /// have what has arrived by then. Returns the whole pages of the prefix that are on the host or the device, or on their way. A tail is asked for by its
+  /// length: where the prefix ends, one question for each that is possible.
   std::int64_t prefetch(std::int32_t root, std::span<const TokenId> tokens) requires Base::has_files {
     this->poll();
     const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
     std::int64_t pages = 0;
     typename Cache::Ref held = this->cache_.acquire(root);
-    for (std::int32_t at = root; tokens.size() >= page; tokens = tokens.subspan(page), ++pages) {
-      std::int32_t node = this->cache_.known(at, tokens.first(page));
-      if (node < 0 || this->cache_.state(node, this->first_every_) == PageState::absent) node = this->find_file(at, tokens.first(page));
-      if (node < 0 || !read(node)) break;
+    for (; tokens.size() >= page; tokens = tokens.subspan(page), ++pages) {
+      const std::int32_t node = this->find(held.node(), tokens.first(page));
+      if (node < 0) break;
+      if (!this->read(node)) return pages;
       this->cache_.advance(held, node);
-      at = node;
+    }
+    for (auto size = tail_size(tokens); size > 0; --size) {
+      const std::int32_t tail = this->find(held.node(), tokens.first(size));
+      if (tail < 0) continue;
+      (void)this->read(tail);
+      break;
     }
     return pages;
   }
@@ -156,7 +209,7 @@ class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
     this->poll();
     for (int s = 0; s < spaces; ++s) {
       for (const CacheTier tier : {CacheTier::device, CacheTier::host, CacheTier::file}) {
-        for (std::int32_t node = this->cache_.victim(s, tier); node >= 0; node = this->cache_.victim(s, tier)) give_up(node, s, tier);
+        for (std::int32_t node = this->cache_.victim(s, tier); node >= 0; node = this->cache_.victim(s, tier)) this->give_up(node, s, tier);
       }
     }
   }
@@ -172,6 +225,24 @@ class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
 
  private:
   TieredCache(Cache cache, const Pools& pools, const TieredOptions& options, Files* files) : Base(std::move(cache), pools, options, files) {}
+
+  // Tokens of the longest tail that they could continue through.
+  std::size_t tail_size(std::span<const TokenId> tokens) const {
+    return min_of(tokens.size(), static_cast<std::size_t>(this->cache_.shape().page_tokens - 1));
+  }
+  // Pages of the request's own for a tail that the host has, and the load that fills them; false if one is not to be had, or the load not issued.
+  bool load_tail(std::int32_t tail, Held& held, Pages& pages) {
+    auto kept = this->cache_.acquire(tail);  // finding room must not give up what is to be loaded
+    Pages own;
+    for (int s = 0; s < spaces; ++s) {
+      if (!(own[static_cast<std::size_t>(s)] = this->device_page(s))) return false;
+    }
+    if (!Base::load_tail(std::move(kept), own).ok()) return false;
+    held.loads.emplace_back(this->last_ticket());
+    pages = std::move(own);
+    (void)this->cache_.resume(tail, own);  // the device has none: the host's ages
+    return true;
+  }
 
   // Starts the load of what `path_` lacks on the device. Returns the pages that are usable: fewer than all, with nothing started, if one has no page to go to.
   std::int64_t bring(CacheMiss& reason) {
@@ -199,95 +270,12 @@ class TieredCache : public detail::FileTraffic<Bundle, Backend, Policy, Files> {
       if (!this->cache_.needed(s, static_cast<std::int64_t>(path_.size() - 1 - i)) || this->cache_.device(node, s)) continue;
       const bool on_host = this->cache_.has(node, s, CacheTier::host);
       reason = on_host ? CacheMiss::no_room : CacheMiss::not_there_yet;
-      auto page = on_host ? device_page(s) : PageRef<DevicePage>();
+      auto page = on_host ? this->device_page(s) : PageRef<DevicePage>();
       if (!page) return false;
       this->cache_.arrive(node, s, std::move(page));
       pages.push_back({node, s});
     }
     return true;
-  }
-
-  PageRef<DevicePage> device_page(int space) {
-    auto& ledger = detail::ledger_of(*this->pools_.device, space);
-    const Deadline deadline = deadline_in(this->options_.room_limit);
-    for (;;) {
-      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
-      this->poll();
-      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
-      if (evict(space, this->options_.batch_pages) || this->wait_for(CacheTier::host, deadline)) continue;
-      ++this->of(CacheTier::device, space).refused_pages;
-      return {};
-    }
-  }
-
-  // Gives up device pages of a space: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. True if one
-  // has gone at once.
-  bool evict(int space, std::int64_t count) {
-    detail::TierPages leaving;
-    bool gone = false;
-    for (; count > 0; --count) {
-      const std::int32_t node = this->cache_.victim(space, CacheTier::device);
-      if (node < 0) break;
-      auto page = this->cache_.has(node, space, CacheTier::host) ? PageRef<HostPage>() : host_page(space);
-      if (page) {
-        this->cache_.arrive(node, space, std::move(page));
-        this->cache_.leave(node, space);
-        leaving.push_back({node, space});
-      } else {
-        give_up(node, space, CacheTier::device);
-        gone = true;
-      }
-    }
-    (void)this->store(std::move(leaving));  // what could not be copied is counted, and stays
-    return gone;
-  }
-  void give_up(std::int32_t node, int space, CacheTier tier) {
-    ++this->of(tier, space).evicted_pages;
-    bool elsewhere = false;
-    for (int t = 0; t < cache_tiers; ++t) {
-      elsewhere = elsewhere || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
-    }
-    this->of(tier, space).lost_pages += elsewhere ? 0 : 1;
-    this->cache_.drop(node, space, tier);
-  }
-
-  // A host page, given up by another if need be; empty if none may go.
-  PageRef<HostPage> host_page(int space) {
-    if (this->pools_.host == nullptr) return {};
-    auto& ledger = detail::ledger_of(*this->pools_.host, space);
-    for (;;) {
-      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
-      const std::int32_t node = this->cache_.victim(space, CacheTier::host);
-      if (node < 0) break;
-      give_up(node, space, CacheTier::host);
-    }
-    ++this->of(CacheTier::host, space).refused_pages;
-    return {};
-  }
-
-  // Asks for host copies of a node's device pages.
-  void to_host(std::int32_t node, detail::TierPages& pages) {
-    for (int s = 0; s < spaces; ++s) {
-      if (!this->cache_.has(node, s, CacheTier::device) || this->cache_.host(node, s)) continue;
-      auto page = host_page(s);
-      if (!page) continue;
-      this->cache_.arrive(node, s, std::move(page));
-      pages.push_back({node, s});
-    }
-  }
-
-  // Starts reading what only a file has of a node; false if there is no room for it.
-  bool read(std::int32_t node) requires Base::has_files {
-    std::vector<int> of_spaces;
-    for (int s = 0; s < spaces; ++s) {
-      if (this->cache_.state(node, s) != PageState::file) continue;
-      auto page = host_page(s);
-      if (!page) break;
-      this->cache_.arrive(node, s, std::move(page));
-      of_spaces.push_back(s);
-    }
-    if (!of_spaces.empty()) this->load_file(node, of_spaces);
-    return this->cache_.state(node, this->first_every_) != PageState::file;
   }
 
   std::vector<std::int32_t> path_;

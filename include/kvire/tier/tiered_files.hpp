@@ -56,8 +56,20 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     std::vector<std::int32_t> landed;
     this->land([&](std::int32_t node) { landed.push_back(node); });
     if constexpr (has_files) {
+      if (files_ == nullptr) return;
       land_files();
       for (const std::int32_t node : landed) store_file(node);
+    }
+  }
+
+  /// Blocks until what `prefetch` reads has arrived, or has failed to, or the deadline has passed; false then.
+  bool finish_prefetch(Deadline deadline = no_deadline) requires has_files {
+    for (poll();; poll()) {
+      const FileFlight* reading = nullptr;
+      for (const FileFlight& flight : flights_) reading = reading == nullptr && flight.load ? &flight : reading;
+      if (reading == nullptr) return true;
+      (void)reading->event.wait(deadline);
+      if (!is_final(reading->event.query())) return false;
     }
   }
 
@@ -72,22 +84,19 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     return is_final(flights_.front().event.query());
   }
 
-  // Makes the cache know what a record has of the page behind `parent`; -1 if there is no record, or none with all that a prefix needs.
-  std::int32_t find_file(std::int32_t parent, std::span<const TokenId> tokens) {
-    const auto found = files_->find(key(parent, this->cache_.name_below(parent, tokens), this->cache_.depth(parent)));
-    if (!found) return -1;
-    for (int s = 0; s < spaces; ++s) {
-      if (this->cache_.shape().spaces[s].need == PrefixNeed::every && found->count[s] < 1) return -1;
-    }
-    const std::int32_t node = this->cache_.know(parent, tokens);
-    for (int s = 0; s < spaces; ++s) {
-      if (found->count[s] > 0 && this->cache_.state(node, s) == PageState::absent) this->cache_.found_file(node, s);
-    }
-    return node;
+  // The page, or tail, behind `parent`, if it is anywhere, files included; -1 if not.
+  std::int32_t find(std::int32_t parent, std::span<const TokenId> tokens) {
+    const std::int32_t node = this->cache_.known(parent, tokens);
+    if (node >= 0 && this->cache_.state(node, this->first_every_) != PageState::absent) return node;
+    return find_file(parent, tokens);
   }
 
-  // Reads the page's record for the host pages that the cache awaits.
-  void load_file(std::int32_t node, const std::vector<int>& of_spaces) { fly(node, of_spaces, true); }
+  // Reads a node's record for the host pages that the cache awaits.
+  void load_file(std::int32_t node, const TierPages& pages) {
+    std::vector<int> of_spaces;
+    for (const auto& page : pages) of_spaces.push_back(page.space);
+    fly(node, of_spaces, of_spaces, true);
+  }
 
  private:
   struct FileFlight {
@@ -97,31 +106,54 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     Event<Host> event;
   };
 
-  RecordKey key(std::int32_t node, const Hash128& name, std::int64_t pages_before) const {
-    const std::int64_t page = this->cache_.shape().page_tokens;
-    return {.space = this->cache_.names(node).text(), .prefix = name, .first_token = pages_before * page, .token_count = page};
+  // Makes the cache know what a record has of the page, or tail, behind `parent`; -1 if there is no record, or none with all that is needed.
+  std::int32_t find_file(std::int32_t parent, std::span<const TokenId> tokens) {
+    if (files_ == nullptr) return -1;
+    const auto size = static_cast<std::int64_t>(tokens.size());
+    const auto found = files_->find(key(parent, this->cache_.name_below(parent, tokens), this->cache_.depth(parent), size));
+    if (!found) return -1;
+    for (int s = 0; s < spaces; ++s) {
+      if (found->count[s] < 1 && needed(s, size < this->cache_.shape().page_tokens)) return -1;
+    }
+    const std::int32_t node = this->cache_.know(parent, tokens);
+    for (int s = 0; s < spaces; ++s) {
+      if (found->count[s] > 0 && this->cache_.state(node, s) == PageState::absent) this->cache_.found_file(node, s);
+    }
+    return node;
   }
 
-  // All of a node's host pages make one record, once what every prefix needs of them is there.
+  RecordKey key(std::int32_t node, const Hash128& name, std::int64_t pages_before, std::int64_t tokens) const {
+    return {.space = this->cache_.names(node).text(), .prefix = name, .first_token = pages_before * this->cache_.shape().page_tokens, .token_count = tokens};
+  }
+  // Whether a record is of no use without the space.
+  bool needed(int space, bool tail) const { return tail || this->cache_.shape().spaces[space].need == PrefixNeed::every; }
+
+  // All of a node's host pages make one record, once what every prefix needs of them is there; the record is replaced by one that has more. While some are
+  // on their way this waits: to be asked again when they have landed.
   void store_file(std::int32_t node) {
     std::vector<int> of_spaces;
+    std::vector<int> missing;  // in the record that is there
     for (int s = 0; s < spaces; ++s) {
-      const bool whole = this->cache_.has(node, s, CacheTier::host) && !this->cache_.has(node, s, CacheTier::file) && !this->cache_.in_flight(node, s);
-      if (whole) {
+      if (this->cache_.arriving(node, s, CacheTier::host) || this->cache_.arriving(node, s, CacheTier::file)) return;
+      if (this->cache_.has(node, s, CacheTier::host)) {
         of_spaces.push_back(s);
-      } else if (this->cache_.shape().spaces[s].need == PrefixNeed::every) {
+        if (!this->cache_.has(node, s, CacheTier::file)) missing.push_back(s);
+      } else if (needed(s, this->cache_.tail_tokens(node) > 0)) {
         return;
       }
     }
-    for (const int s : of_spaces) this->cache_.arrive_file(node, s);
-    fly(node, of_spaces, false);
+    if (missing.empty()) return;
+    for (const int s : missing) this->cache_.arrive_file(node, s);
+    fly(node, of_spaces, std::move(missing), false);
   }
 
-  void fly(std::int32_t node, const std::vector<int>& of_spaces, bool load) {
+  // `arriving`: the spaces, of those in the record, whose pages the cache awaits.
+  void fly(std::int32_t node, const std::vector<int>& of_spaces, std::vector<int> arriving, bool load) {
     Refs refs;
     for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
-    const RecordKey record = key(node, this->cache_.name(node), this->cache_.depth(node) - 1);
-    flights_.push_back({node, of_spaces, load, load ? files_->load(record, *this->pools_.host, std::move(refs)) : files_->store(record, *this->pools_.host, std::move(refs))});
+    const std::int64_t tail = this->cache_.tail_tokens(node);
+    const RecordKey record = key(node, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
+    flights_.push_back({node, std::move(arriving), load, load ? files_->load(record, *this->pools_.host, std::move(refs)) : files_->store(record, *this->pools_.host, std::move(refs))});
   }
 
   void land_files() {
@@ -139,6 +171,7 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
         this->count_arrival(to, s, ok);
         this->cache_.arrived(flight.node, s, to, ok);
       }
+      if (ok && !flight.load) store_file(flight.node);  // what has come to the host meanwhile
       if (ok || !flight.load) continue;
       // A system's error may pass; a record that is gone or wrong will not come back.
       const ErrorCode code = flight.event.status().error().code;

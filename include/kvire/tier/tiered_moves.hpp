@@ -14,7 +14,7 @@ namespace detail {
 
 /// A page of a prefix cache in one page-id space.
 struct TierPage {
-  std::int32_t node = -1;
+  std::int32_t node = -1;  // -1: a page in a request's hands
   int space = 0;
 };
 using TierPages = std::vector<TierPage>;

@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,6 +34,13 @@ struct TieredPools {
   Stream<Backend>* stores = nullptr;
 };
 
+/// Sees the copies between device and host, each as one plan of the bundle: for engines that trace, and for tests that damage.
+template <class Bundle, class Backend>
+struct TierWatch {
+  std::function<void(CacheTier to, const BundlePlan<Bundle>&)> before = {};  ///< no byte has moved
+  std::function<void(CacheTier to, const BundlePlan<Bundle>&, const Ticket<Backend>&)> issued = {};
+};
+
 namespace detail {
 
 /// The copies between device and host that a prefix cache has under way: issues them as transfers of the whole bundle, and tells the cache how
@@ -49,6 +56,7 @@ class TierTraffic {
   /// What has moved, by entry and engine.
   const TransferStats& loaded() const { return *loaded_; }
   const TransferStats& stored() const { return *stored_; }
+  void watch(TierWatch<Bundle, Backend> watch) { watch_ = std::move(watch); }
 
  protected:
   TierTraffic(Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options)
@@ -61,6 +69,8 @@ class TierTraffic {
     CacheTier to;
     TierPages pages;
     Ticket<Backend> ticket;
+    typename Cache::Ref tail = {};  // of a load for a request's own pages: where from, so that a load that fails can be tried again
+    DevicePage own = {};            // the first of those pages
   };
 
   TierCounters& of(CacheTier tier, int space) { return counters_.tiers[static_cast<int>(tier)][space]; }
@@ -69,18 +79,43 @@ class TierTraffic {
   Status load(TierPages pages) {
     if (pages.empty()) return {};
     auto plan = pairs_of(pages).plan();
-    return fly(CacheTier::device, std::move(pages),
-               kvire::load(*pools_.host, *pools_.device, plan, *pools_.loads, {.name = options_.name + ": load", .stats = loaded_}));
+    return load(plan, std::move(pages));
   }
-  // The same to the host.
+  // The same from the host pages of a tail to device pages that stay the caller's. `to`: one a space.
+  Status load_tail(typename Cache::Ref tail, const typename Cache::Pages& to) {
+    TierPairs<Bundle> pairs;
+    TierPages counted;
+    for (int s = 0; s < spaces; ++s) {
+      pairs.add(s, cache_.host(tail.node(), s).id(), to[static_cast<std::size_t>(s)].id());
+      counted.push_back({.space = s});
+    }
+    if (Status status = load(pairs.plan(), std::move(counted)); !status.ok()) return status;
+    flights_.back().tail = std::move(tail);
+    flights_.back().own = to[0].id();
+    return {};
+  }
+  // Pages of a request have become a tail's: a load that still fills them is the tail's from now on. `first`: as above.
+  void hand_over(std::int32_t tail, DevicePage first) {
+    for (Flight& flight : flights_) {
+      if (flight.own.none() || flight.own != first) continue;
+      for (auto& page : flight.pages) page.node = tail;
+      flight.tail = {};
+      flight.own = {};
+      cache_.await_device(tail);
+    }
+  }
+  // The copies that the cache awaits on the host.
   Status store(TierPages pages) {
     if (pages.empty()) return {};
-    auto plan = pairs_of(pages).plan();
-    return fly(CacheTier::host, std::move(pages),
+    const auto plan = pairs_of(pages).plan();
+    if (watch_.before) watch_.before(CacheTier::host, plan);
+    return fly(CacheTier::host, plan, std::move(pages),
                kvire::backup(*pools_.device, *pools_.host, plan, *pools_.stores, {.name = options_.name + ": store", .stats = stored_}));
   }
+  // The load that was issued last.
+  const Ticket<Backend>& last_ticket() const { return flights_.back().ticket; }
 
-  // Tells the cache of copies that have ended. `on_host` is called with each node that has got a page there.
+  // Tells the cache of copies that have ended. `on_host` is called with each node of which copies to the host have.
   template <class OnHost>
   void land(OnHost&& on_host) {
     for (std::size_t i = 0; i < flights_.size();) {
@@ -93,12 +128,13 @@ class TierTraffic {
       flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(i));
       const bool ok = state == EventState::complete;
       for (const auto& [node, space] : flight.pages) {
-        const bool leaving = cache_.state(node, space) == PageState::draining;
         count_arrival(flight.to, space, ok);
+        if (node < 0) continue;
+        const bool leaving = cache_.state(node, space) == PageState::draining;
         if (leaving && ok) ++of(CacheTier::device, space).evicted_pages;
         cache_.arrived(node, space, flight.to, ok);
       }
-      if (!ok || flight.to != CacheTier::host) continue;
+      if (flight.to != CacheTier::host) continue;
       for (const auto& [node, space] : flight.pages) on_host(node);
     }
   }
@@ -131,10 +167,23 @@ class TierTraffic {
     }
     return false;
   }
+  // Waits for the oldest load of device pages of a space that nobody may hold any more: they can go then. False as above.
+  bool wait_for_load(int space, Deadline deadline) {
+    for (const Flight& flight : flights_) {
+      if (flight.to != CacheTier::device) continue;
+      for (const auto& page : flight.pages) {
+        if (page.space != space || (page.node >= 0 && cache_.pins(page.node, space) > 0)) continue;
+        (void)flight.ticket.wait(deadline);
+        return is_final(flight.ticket.state());
+      }
+    }
+    return false;
+  }
   // Device pages of a space that are to go when their copies have arrived.
   std::int64_t leaving(int space) const {
     std::int64_t n = 0;
     for (const Flight& flight : flights_) {
+      if (flight.to != CacheTier::host) continue;
       for (const auto& page : flight.pages) n += page.space == space && cache_.state(page.node, space) == PageState::draining ? 1 : 0;
     }
     return n;
@@ -147,7 +196,7 @@ class TierTraffic {
     for (const Flight& flight : flights_) {
       if (flight.to != CacheTier::device) continue;
       for (const auto& page : flight.pages) {
-        if (!uses(page.node)) continue;
+        if (page.node < 0 || !uses(page.node)) continue;
         loads.emplace_back(flight.ticket);
         break;
       }
@@ -167,19 +216,26 @@ class TierTraffic {
     for (const auto& [node, space] : pages) pairs.add(space, cache_.host(node, space).id(), cache_.device(node, space).id());
     return pairs;
   }
-  Status fly(CacheTier to, TierPages pages, Result<Ticket<Backend>> ticket) {
+  Status load(const BundlePlan<Bundle>& plan, TierPages pages) {
+    if (watch_.before) watch_.before(CacheTier::device, plan);
+    return fly(CacheTier::device, plan, std::move(pages),
+               kvire::load(*pools_.host, *pools_.device, plan, *pools_.loads, {.name = options_.name + ": load", .stats = loaded_}));
+  }
+  Status fly(CacheTier to, const BundlePlan<Bundle>& plan, TierPages pages, Result<Ticket<Backend>> ticket) {
     if (ticket.ok()) {
+      if (watch_.issued) watch_.issued(to, plan, ticket.value());
       flights_.push_back({to, std::move(pages), std::move(ticket).value()});
       return {};
     }
     for (const auto& [node, space] : pages) {
       count_arrival(to, space, false);
-      cache_.arrived(node, space, to, false);
+      if (node >= 0) cache_.arrived(node, space, to, false);
     }
     return ticket.error();
   }
 
   std::vector<Flight> flights_;  // oldest first
+  TierWatch<Bundle, Backend> watch_;
   std::shared_ptr<TransferStats> loaded_ = std::make_shared<TransferStats>();
   std::shared_ptr<TransferStats> stored_ = std::make_shared<TransferStats>();
 };

@@ -105,9 +105,9 @@ TEST_CASE("prefix namespaces: fields are tagged, not joined") {
   const auto tokens = counted(4);
   const std::int32_t one = tree.root(all[0]);
   const std::int32_t other = tree.root(all[4]);
-  const std::int32_t node = tree.add(one, tree.name_below(one, tokens.data()), tokens.data());
-  CHECK(tree.child(one, tree.name_below(one, tokens.data()), tokens.data()) == node);
-  CHECK(tree.child(other, tree.name_below(other, tokens.data()), tokens.data()) == -1);
+  const std::int32_t node = tree.add(one, tree.name_below(one, tokens), tokens);
+  CHECK(tree.child(one, tree.name_below(one, tokens), tokens) == node);
+  CHECK(tree.child(other, tree.name_below(other, tokens), tokens) == -1);
   CHECK(tree.names(node) == all[0]);
 }
 
@@ -118,20 +118,20 @@ TEST_CASE("prefix tree: equal hashes are told apart by tokens, or by the second 
   for (const bool keep_tokens : {true, false}) {
     PrefixTree tree(64, keep_tokens);
     const std::int32_t root = tree.root({});
-    const Hash128 name = tree.name_below(root, a.data());
+    const Hash128 name = tree.name_below(root, a);
     const Hash128 twin{name.high, name.low + 1};  // of the same place in the table
-    const std::int32_t first = tree.add(root, name, a.data());
-    CHECK(tree.child(root, twin, b.data()) == -1);
-    const std::int32_t second = tree.add(root, twin, b.data());
-    CHECK(tree.child(root, name, a.data()) == first);
-    CHECK(tree.child(root, twin, b.data()) == second);
+    const std::int32_t first = tree.add(root, name, a);
+    CHECK(tree.child(root, twin, b) == -1);
+    const std::int32_t second = tree.add(root, twin, b);
+    CHECK(tree.child(root, name, a) == first);
+    CHECK(tree.child(root, twin, b) == second);
     // Both digests collide: only the tokens know.
-    CHECK(tree.child(root, name, b.data()) == (keep_tokens ? -1 : first));
+    CHECK(tree.child(root, name, b) == (keep_tokens ? -1 : first));
     // The right name behind another prefix.
-    CHECK(tree.child(first, name, a.data()) == -1);
+    CHECK(tree.child(first, name, a) == -1);
     tree.remove(first);
-    CHECK(tree.child(root, name, a.data()) == -1);
-    CHECK(tree.child(root, twin, b.data()) == second);
+    CHECK(tree.child(root, name, a) == -1);
+    CHECK(tree.child(root, twin, b) == second);
     CHECK(tree.pages() == 1);
   }
 }

@@ -296,5 +296,5 @@ TEST_CASE("cache counters: a visitor sees every number with its labels") {
   CHECK(seen["missed_pages unknown"] == 8);
   CHECK(seen["tier_evicted_pages device 0"] == 4);
   CHECK(seen["tier_hit_pages host"] == 0);
-  CHECK(seen.size() == 6 + cache_miss_count + cache_tiers * (1 + 6 * 2));
+  CHECK(seen.size() == 11 + cache_miss_count + cache_tiers * (2 + 7 * 2));
 }

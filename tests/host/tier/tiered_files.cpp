@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <string>
 
 #include <kvire/tier/file_tier.hpp>
 #include <tests/support/tier_case.hpp>
@@ -17,7 +18,9 @@ using Rig = TierRig<Lru, Files>;
 constexpr std::int64_t page = Rig::page;
 
 Files open(const Folder& folder) { return Files::make({.folder = folder.path, .budget = Bytes(1 << 22), .workers = 2, .durable = false}, SmallSchedule::layers).value(); }
-TierSizes sizes(std::int64_t device, std::int64_t host) { return {device + 1, host + 1, {.window_tokens = 20, .write_through = true, .room_limit = 5000ms}}; }
+TierSizes sizes(std::int64_t device, std::int64_t host, bool write_through = true) {
+  return {device + 1, host + 1, {.window_tokens = 20, .write_through = write_through, .room_limit = 5000ms}};
+}
 Rig::Tokens text(int sequence, std::int64_t pages) { return Rig::text(sequence, pages * page); }
 
 /// Reads what files have of a prompt, and runs it.
@@ -55,6 +58,23 @@ TEST_CASE("tiered cache with files: what the host gives up comes back from a fil
   CHECK(rig.cache().finish(deadline_in(30s)));
   rig.cache().clear();
   CHECK(rig.used_pages() == 0);
+}
+
+TEST_CASE("tiered cache with files: a record has all spaces of its page, also of one that comes to the host later") {
+  Folder folder;
+  {
+    auto files = open(folder);
+    Rig rig(sizes(4, 8, false), &files);
+    CHECK(rig.run(text(1, 4)).ok());
+    rig.store_faults().set([](const CopyInfo& info) { return std::string("window") == info.entry ? Fault::delay(5ms) : Fault::none(); });
+    rig.cache().make_room(4);
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  auto files = open(folder);
+  Rig rig(sizes(4, 8), &files);
+  CHECK(restore(rig, text(1, 4)).ok());
+  CHECK(rig.cache().counters().hit_pages == 4);
+  CHECK(rig.wrong_pages() == 0);
 }
 
 TEST_CASE("tiered cache with files: another process finds the prefix, and only its own namespace's") {

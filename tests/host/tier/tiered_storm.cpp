@@ -48,9 +48,11 @@ class Sessions {
     CHECK(rig_.wrong_pages() == 0);
     const auto& counters = rig_.cache().counters();
     MESSAGE("sessions: " << counters.lookups << " lookups, pages hit on device " << counters.hit_pages_on[0] << ", host " << counters.hit_pages_on[1]
-                         << ", loads failed " << failed_reads_ << ", pages to host " << counters.tiers[1][0].arrived_pages << ", files " << counters.tiers[2][0].arrived_pages);
+                         << ", tails " << counters.resumed_tails_on[0] << " and " << counters.resumed_tails_on[1] << ", loads failed " << failed_reads_ << ", pages to host " << counters.tiers[1][0].arrived_pages << ", files " << counters.tiers[2][0].arrived_pages);
     CHECK(counters.hit_pages_on[0] > 0);
     CHECK(counters.hit_pages_on[1] > 0);
+    CHECK(counters.resumed_tails_on[0] > 0);
+    CHECK(counters.resumed_tails_on[1] > 0);
   }
 
  private:
@@ -67,13 +69,15 @@ class Sessions {
   }
 
   void step() {
-    switch (random_() % 8) {
+    switch (random_() % 10) {
       case 0:
       case 1: begin(); break;
       case 2: end(); break;
       case 3: rig_.cache().make_room(static_cast<std::int64_t>(random_() % 4)); break;
       case 4: rig_.cache().poll(); break;
       case 5: read(); break;
+      case 6: park(); break;
+      case 7: resume(); break;
       default: grow(); break;
     }
   }
@@ -97,6 +101,21 @@ class Sessions {
     const std::size_t at = random_() % running_.size();
     if (rig_.read(running_[at].held).ok()) return;
     // A load has failed: who depends on it begins anew.
+    ++failed_reads_;
+    rig_.cache().poll();
+    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  // What follows a prefix in the few texts that there are: less than a page of it.
+  typename Rig::Tokens tail() { return Rig::text(1 + static_cast<int>(random_() % 2), 3 + 6 * static_cast<std::int64_t>(random_() % 3)); }
+  void park() {
+    if (running_.empty()) return;
+    const Session& session = running_[random_() % running_.size()];
+    (void)rig_.park(session.held, tail());
+  }
+  void resume() {
+    if (running_.empty()) return;
+    const std::size_t at = random_() % running_.size();
+    if (rig_.resume(running_[at].held, tail()).ok()) return;
     ++failed_reads_;
     rig_.cache().poll();
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(at));
@@ -127,8 +146,8 @@ std::chrono::steady_clock::time_point until() {
 }  // namespace
 
 TEST_CASE("tiered cache soak: random sessions on device and host, copies slow and failing") {
-  Sessions<Lru, NoFiles>(1, false, nullptr).run(until(), 600);
-  Sessions<Lfu, NoFiles>(2, true, nullptr).run(until(), 600);
+  Sessions<Lru, NoFiles>(1, false, nullptr).run(until(), 1000);
+  Sessions<Lfu, NoFiles>(2, true, nullptr).run(until(), 1000);
 }
 
 TEST_CASE("tiered cache soak: the same with files") {
@@ -136,6 +155,6 @@ TEST_CASE("tiered cache soak: the same with files") {
   for (const bool write_through : {false, true}) {
     Folder folder;
     auto files = Files::make({.folder = folder.path, .budget = Bytes(1 << 20), .workers = 2, .durable = false}, SmallSchedule::layers).value();
-    Sessions<Lru, Files>(write_through ? 3u : 4u, write_through, &files).run(until(), 400);
+    Sessions<Lru, Files>(write_through ? 3u : 4u, write_through, &files).run(until(), 800);
   }
 }

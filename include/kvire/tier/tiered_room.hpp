@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/tier/tiered_files.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Where a tiered cache finds room: device and host pages, given up by others if need be. A page goes alone, a tail with all its spaces.
+template <class Bundle, class Backend, EvictionPolicy Policy, class Files>
+class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
+  using Base = FileTraffic<Bundle, Backend, Policy, Files>;
+
+ public:
+  using Base::spaces;
+
+ protected:
+  using Base::Base;
+
+  // A device page; empty if none can go, or none has gone until `room_limit`.
+  PageRef<DevicePage> device_page(int space) {
+    auto& ledger = ledger_of(*this->pools_.device, space);
+    const Deadline deadline = deadline_in(this->options_.room_limit);
+    for (;;) {
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      this->poll();
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      if (evict(space, this->options_.batch_pages) || this->wait_for(CacheTier::host, deadline) || this->wait_for_load(space, deadline)) continue;
+      ++this->of(CacheTier::device, space).refused_pages;
+      return {};
+    }
+  }
+
+  // Gives up device pages of a space: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. True if one
+  // has gone at once.
+  bool evict(int space, std::int64_t count) {
+    TierPages leaving;
+    bool gone = false;
+    for (; count > 0; --count) {
+      const std::int32_t node = this->cache_.victim(space, CacheTier::device);
+      if (node < 0) break;
+      const std::size_t first = leaving.size();
+      if (!this->cache_.has(node, space, CacheTier::host) && host_pages(node, space, leaving)) {
+        for (std::size_t i = first; i < leaving.size(); ++i) this->cache_.leave(node, leaving[i].space);
+      } else {
+        give_up(node, space, CacheTier::device);
+        gone = true;
+      }
+    }
+    (void)this->store(std::move(leaving));  // what could not be copied is counted, and stays
+    return gone;
+  }
+
+  void give_up(std::int32_t node, int space, CacheTier tier) {
+    bool elsewhere = false;
+    for (int t = 0; t < cache_tiers; ++t) {
+      elsewhere = elsewhere || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
+    }
+    this->cache_.together(node, space, [&](int s) {
+      ++this->of(tier, s).evicted_pages;
+      this->of(tier, s).lost_pages += elsewhere ? 0 : 1;
+    });
+    this->cache_.drop(node, space, tier);
+  }
+
+  // Asks for host copies of a node's device pages.
+  void to_host(std::int32_t node, TierPages& pages) {
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.has(node, s, CacheTier::device) && !this->cache_.host(node, s)) (void)host_pages(node, s, pages);
+    }
+  }
+
+  // Starts reading what only a file has of a node; false if there is no room for it.
+  bool read(std::int32_t node) requires Base::has_files {
+    TierPages pages;
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.state(node, s) == PageState::file && !host_pages(node, s, pages)) break;
+    }
+    if (!pages.empty()) this->load_file(node, pages);
+    return this->cache_.state(node, this->first_every_) != PageState::file;
+  }
+
+ private:
+  // Makes the cache await a host copy of a page, or of all pages of a tail, and adds them to `pages`; false, and nothing changes, if there is no room.
+  bool host_pages(std::int32_t node, int space, TierPages& pages) {
+    std::vector<PageRef<HostPage>> found;
+    bool all = true;
+    this->cache_.together(node, space, [&](int s) {
+      if (all) all = static_cast<bool>(found.emplace_back(host_page(s)));
+    });
+    if (!all) return false;
+    auto next = found.begin();
+    this->cache_.together(node, space, [&](int s) {
+      this->cache_.arrive(node, s, std::move(*next++));
+      pages.push_back({node, s});
+    });
+    return true;
+  }
+
+  // A host page, given up by another if need be; empty if none may go.
+  PageRef<HostPage> host_page(int space) {
+    if (this->pools_.host == nullptr) return {};
+    auto& ledger = ledger_of(*this->pools_.host, space);
+    for (;;) {
+      if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
+      const std::int32_t node = this->cache_.victim(space, CacheTier::host);
+      if (node < 0) break;
+      give_up(node, space, CacheTier::host);
+    }
+    ++this->of(CacheTier::host, space).refused_pages;
+    return {};
+  }
+};
+
+}  // namespace detail
+
+KVIRE_NAMESPACE_END
