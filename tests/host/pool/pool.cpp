@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
-#include <sys/mman.h>
-
 #include <cstring>
 
 #include <kvire/base/config.hpp>
@@ -12,9 +10,11 @@
 #include <kvire/memory/guarded.hpp>
 #include <kvire/pool/mirror.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
+#include <tests/support/sparse_memory.hpp>
 
 using namespace kvire;
 using namespace std::chrono_literals;
+using kvire_test::SparseMemory;
 
 namespace {
 
@@ -23,19 +23,6 @@ using Bf16 = Bf16Contiguous<64, 128>;
 using Latent = preset::deepseek_v4::Latent<64>;
 
 bool contains(const Error& error, const std::string& text) { return error.message.find(text) != std::string::npos; }
-
-/// Address space without memory: pages appear when touched. Larger than the machine may have, for the 64-bit cases.
-struct SparseMemory {
-  static constexpr bool zeroed = true;
-  std::string name() const { return "sparse memory"; }
-  Result<std::byte*> allocate(std::int64_t bytes, std::int64_t) {
-    void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) return Error{ErrorCode::exhausted, "sparse memory: " + std::to_string(bytes) + " bytes wanted"};
-    return static_cast<std::byte*>(p);
-  }
-  void deallocate(std::byte* p, std::int64_t bytes, std::int64_t) { ::munmap(p, static_cast<std::size_t>(bytes)); }
-};
-static_assert(ByteResource<SparseMemory>);
 
 // A view is what crosses into kernels: plain, small, and of one policy and backend.
 static_assert(std::is_trivially_copyable_v<PageView<Fp8, Host>> && sizeof(PageView<Fp8, Host>) == 24);
