@@ -78,6 +78,33 @@ KVIRE_HD constexpr void reduce(G g, T& x, Op op) {
   reduce_runs<G::size>(g, x, op);
 }
 
+/// x becomes, in each lane, the sum over lower lanes; returns the sum over all lanes. Integers.
+template <LaneGroup G, class T>
+KVIRE_HD constexpr auto scan_sum(G g, T& x) {
+  T total = x;
+  g.each([&](int lane) { x[lane] = 0; });
+  for (int distance = 1; distance < G::size; distance *= 2) {
+    const T other = g.shuffle_xor(total, distance);
+    g.each([&](int lane) {
+      if ((lane & distance) != 0) x[lane] += other[lane];
+      total[lane] += other[lane];
+    });
+  }
+  auto all = total[0];
+  g.each([&](int lane) { all = total[lane]; });
+  return all;
+}
+
+/// A barrier, as g.sync(), that also says whether the value of any lane is not 0.
+template <LaneGroup G, class T>
+KVIRE_HD constexpr bool sync_any(G g, T x) {
+  reduce(g, x, [](auto a, auto b) { return a | b; });
+  g.sync();
+  bool any = false;
+  g.each([&](int lane) { any = x[lane] != 0; });
+  return any;
+}
+
 /// The sum of all lanes, in every lane; rounded in a fixed tree.
 template <LaneGroup G, class T>
 KVIRE_HD constexpr void reduce_sum(G g, T& x) {

@@ -164,6 +164,11 @@ struct LeaseMaker {
   static L make(typename L::view view, std::shared_ptr<const LeaseState<typename L::backend>> state) {
     return L(view, std::move(state));
   }
+  /// For who alone owns all pages of a pool: a read lease on one of its layers as one that may write any page of `view`, that layer.
+  template <class P, class B>
+  static WriteLease<P, B> writable(PageView<P, B> view, const ReadLease<P, B>& lease) {
+    return make<WriteLease<P, B>>(view, lease.state_);
+  }
 };
 }  // namespace detail
 

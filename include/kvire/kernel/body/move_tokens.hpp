@@ -29,8 +29,20 @@ KVIRE_HD void move_row(G g, kstd::byte* to_page, int to_token, const kstd::byte*
 }
 }  // namespace detail
 
+/// Moves one token, its row in every plane, from slot to slot (page * tokens_per_page + token) of pages that start at `from_base` and `to_base`.
+/// Each plane by the widest vectors that its rows allow.
+template <LayoutPolicy P, LaneGroup G>
+KVIRE_HD void move_token(G g, kstd::byte* to_base, kstd::int64_t to_stride, kstd::int64_t to, const kstd::byte* from_base, kstd::int64_t from_stride, kstd::int64_t from) {
+  constexpr kstd::int64_t tokens = P::tokens_per_page;
+  kstd::byte* to_page = to_base + to_stride * (to / tokens);
+  const kstd::byte* from_page = from_base + from_stride * (from / tokens);
+  [&]<int... I>(kstd::integer_sequence<int, I...>) {
+    (detail::move_row<P, I>(g, to_page, static_cast<int>(to % tokens), from_page, static_cast<int>(from % tokens)), ...);
+  }(kstd::make_integer_sequence<int, P::plane_count>{});
+}
+
 /// The token-move body: work item `item` is one token, whose row in every plane moves from slot to slot; values, scales and padding inside
-/// the rows stay together. Each plane by the widest vectors that its rows allow. Slots written must be distinct and not be read in the
+/// the rows stay together. Slots written must be distinct and not be read in the
 /// same launch.
 template <LayoutPolicy P, LaneGroup G>
 KVIRE_HD CopyCounts move_tokens(G g, kstd::int64_t item, const MoveTokensArgs& args) {
@@ -39,13 +51,7 @@ KVIRE_HD CopyCounts move_tokens(G g, kstd::int64_t item, const MoveTokensArgs& a
   const kstd::int64_t to = args.to_slots[item];
   const CopyCounts counts =
       classify(from, args.from_pages * tokens, to, args.to_pages * tokens, args.first_page * tokens);
-  if (counts.copied != 0) {
-    kstd::byte* to_page = args.to + args.to_stride * (to / tokens);
-    const kstd::byte* from_page = args.from + args.from_stride * (from / tokens);
-    [&]<int... I>(kstd::integer_sequence<int, I...>) {
-      (detail::move_row<P, I>(g, to_page, static_cast<int>(to % tokens), from_page, static_cast<int>(from % tokens)), ...);
-    }(kstd::make_integer_sequence<int, P::plane_count>{});
-  }
+  if (counts.copied != 0) move_token<P>(g, args.to, args.to_stride, to, args.from, args.from_stride, from);
   return counts;
 }
 

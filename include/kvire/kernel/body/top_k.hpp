@@ -85,23 +85,6 @@ KVIRE_HD kstd::int64_t count_positions(G g, kstd::int64_t length, Count count) {
   return total;
 }
 
-// x becomes the sum over lower lanes; returns the sum over all lanes.
-template <LaneGroup G, class Lanes>
-KVIRE_HD kstd::int64_t scan_lanes(G g, Lanes& x) {
-  Lanes total = x;
-  g.each([&](int lane) { x[lane] = 0; });
-  for (int distance = 1; distance < G::size; distance *= 2) {
-    const Lanes other = g.shuffle_xor(total, distance);
-    g.each([&](int lane) {
-      if ((lane & distance) != 0) x[lane] += other[lane];
-      total[lane] += other[lane];
-    });
-  }
-  kstd::int64_t all = 0;
-  g.each([&](int lane) { all = total[lane]; });
-  return all;
-}
-
 }  // namespace detail
 
 /// The plain top-k body: one work item is one row. Exact on any distribution: the k-th key is found bit by bit, so nothing is sampled,
@@ -142,14 +125,14 @@ KVIRE_HD TopKCounts top_k(G g, kstd::int64_t row, const TopKArgs& args) {
     typename G::template Lanes<kstd::int64_t> tie_rank;
     typename G::template Lanes<kstd::int64_t> slot;
     g.each([&](int lane) { tie_rank[lane] = tile + lane < length && args.key(row, tile + lane) == threshold ? 1 : 0; });
-    const kstd::int64_t tile_ties = detail::scan_lanes(g, tie_rank);
+    const kstd::int64_t tile_ties = scan_sum(g, tie_rank);
     typename G::template Lanes<bool> taken;
     g.each([&](int lane) {
       const kstd::uint32_t key = tile + lane < length ? args.key(row, tile + lane) : 0;
       taken[lane] = key > threshold || (key == threshold && ties_done + tie_rank[lane] < ties);
       slot[lane] = taken[lane] ? 1 : 0;
     });
-    const kstd::int64_t tile_taken = detail::scan_lanes(g, slot);
+    const kstd::int64_t tile_taken = scan_sum(g, slot);
     g.each([&](int lane) {
       if (taken[lane]) selected[done + slot[lane]] = static_cast<kstd::int32_t>(tile + lane);
     });

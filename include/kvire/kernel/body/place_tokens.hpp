@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/kernel/body/hot_record.hpp>
+#include <kvire/kernel/group.hpp>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace body {
+
+namespace detail {
+
+// A device may be told early what a group is about to read.
+KVIRE_HD inline void announce([[maybe_unused]] const void* address) {
+#if KVIRE_DEVICE_PASS
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+template <class G, class T>
+KVIRE_HD void announce(G g, const T* from, kstd::int64_t n) {
+  constexpr int line = 128 / sizeof(T);
+  g.each([&](int lane) {
+    for (kstd::int64_t i = kstd::int64_t(lane) * line; i < n; i += kstd::int64_t(G::size) * line) announce(from + i);
+  });
+}
+
+// On the host one thread plays all lanes, so a plain exchange will do.
+KVIRE_HD inline kstd::int32_t exchange_if_equal(kstd::int32_t* at, kstd::int32_t expected, kstd::int32_t value) {
+#if KVIRE_DEVICE_PASS
+  return atomicCAS(at, expected, value);
+#else
+  const kstd::int32_t old = *at;
+  if (old == expected) *at = value;
+  return old;
+#endif
+}
+KVIRE_HD inline void raise_to(kstd::int32_t* at, kstd::int32_t value) {
+#if KVIRE_DEVICE_PASS
+  atomicMax(at, value);
+#else
+  if (*at < value) *at = value;
+#endif
+}
+
+}  // namespace detail
+
+/// Working memory of a group: a hash table of the listed tokens, at most half full, and the order of those that miss.
+struct PlaceScratch {
+  kstd::int32_t* keys;    ///< [entries]: positions; -1: empty
+  kstd::int32_t* values;  ///< [entries]: the token's slot in the row; before that, -1 - the first place where it is listed
+  kstd::int32_t* order;   ///< [n]: places in the list, of those that miss
+  int bits;
+
+  /// Entries are 2^bits.
+  KVIRE_HD static constexpr int bits_for(kstd::int64_t n) {
+    int bits = 1;
+    while ((kstd::int64_t(1) << bits) < 2 * n) ++bits;
+    return bits;
+  }
+  KVIRE_HD static constexpr kstd::int64_t words(kstd::int64_t n) { return (kstd::int64_t(2) << bits_for(n)) + n; }
+  KVIRE_HD PlaceScratch(kstd::int32_t* memory, kstd::int64_t n)
+      : keys(memory), values(memory + (kstd::int64_t(1) << bits_for(n))), order(memory + (kstd::int64_t(2) << bits_for(n))), bits(bits_for(n)) {}
+
+  static constexpr kstd::int32_t unlisted = -0x7FFFFFFF;
+  KVIRE_HD kstd::int64_t entries() const { return kstd::int64_t(1) << bits; }
+  KVIRE_HD kstd::uint32_t next(kstd::uint32_t entry) const { return (entry + 1) & static_cast<kstd::uint32_t>(entries() - 1); }
+  KVIRE_HD kstd::uint32_t home(kstd::int32_t position) const { return kstd::uint32_t(position) * 0x9E3779B1U >> (32 - bits); }
+  KVIRE_HD kstd::int32_t find(kstd::int32_t position) const {
+    for (kstd::uint32_t e = home(position);; e = next(e)) {
+      if (keys[e] == position) return static_cast<kstd::int32_t>(e);
+      if (keys[e] < 0) return -1;
+    }
+  }
+  /// True for the lane that was first to bring this token. The value ends as that of the smallest place.
+  KVIRE_HD bool insert(kstd::int32_t position, kstd::int32_t place) const {
+    for (kstd::uint32_t e = home(position);; e = next(e)) {
+      const kstd::int32_t there = detail::exchange_if_equal(keys + e, -1, position);
+      if (there >= 0 && there != position) continue;
+      detail::raise_to(values + e, -1 - place);
+      return there < 0;
+    }
+  }
+};
+
+namespace detail {
+
+// Lists the places of the misses, in the order of the list, and where the host has them; returns how many the host has.
+template <class G, class Slot>
+KVIRE_HD kstd::int64_t list_misses(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+  const kstd::int64_t n = args.n;
+  kstd::int64_t misses = 0;
+  for (kstd::int64_t first = 0; first < n; first += G::size) {
+    typename G::template Lanes<kstd::int64_t> host;
+    typename G::template Lanes<kstd::int32_t> rank;
+    g.each([&](int lane) {
+      const kstd::int64_t i = first + lane;
+      const kstd::int32_t position = i < n ? args.positions[b * n + i] : -1;
+      const bool missed = args.known(position) && scratch.values[scratch.find(position)] == -1 - i;
+      host[lane] = missed ? args.on_host(b, position) : -1;
+      rank[lane] = host[lane] >= 0 ? 1 : 0;
+    });
+    const kstd::int32_t here = scan_sum(g, rank);
+    g.each([&](int lane) {
+      if (host[lane] < 0) return;
+      scratch.order[misses + rank[lane]] = static_cast<kstd::int32_t>(first + lane);
+      if (args.misses != nullptr) args.misses[b * n + misses + rank[lane]].host = host[lane];
+    });
+    misses += here;
+  }
+  g.sync();
+  return misses;
+}
+
+struct OldestSlots {
+  kstd::uint32_t threshold = 0;  // the last use of the wanted-th oldest slot
+  kstd::int64_t older = 0;       // slots used before
+};
+
+// Of the slots that were not used now, of which there are `wanted` or more. Exact: bit by bit from the highest in which their uses differ.
+template <class G>
+KVIRE_HD OldestSlots oldest_slots(G g, const kstd::uint32_t* used, kstd::int64_t slots, kstd::uint32_t now, kstd::int64_t wanted) {
+  const auto larger = [](kstd::uint64_t x, kstd::uint64_t y) {  // of both halves
+    const kstd::uint64_t high = max_of(x >> 32, y >> 32);
+    return high << 32 | max_of(static_cast<kstd::uint32_t>(x), static_cast<kstd::uint32_t>(y));
+  };
+  typename G::template Lanes<kstd::uint64_t> range;  // the latest use, and the complement of the earliest
+  g.each([&](int lane) {
+    range[lane] = 0;
+    for (kstd::int64_t s = lane; s < slots; s += G::size) {
+      if (used[s] != now) range[lane] = larger(range[lane], kstd::uint64_t(used[s]) << 32 | static_cast<kstd::uint32_t>(~used[s]));
+    }
+  });
+  reduce(g, range, larger);
+  const auto earliest = ~static_cast<kstd::uint32_t>(range[0]);
+  const kstd::uint32_t differ = earliest ^ static_cast<kstd::uint32_t>(range[0] >> 32);
+  int bit = 0;
+  while (bit < 32 && differ >> bit != 0) ++bit;
+  OldestSlots found{.threshold = bit < 32 ? earliest >> bit << bit : 0, .older = 0};
+  while (--bit >= 0) {
+    // Slots used now count only beyond the latest other use, where the answer is known: too many.
+    const kstd::uint32_t trial = found.threshold | kstd::uint32_t(1) << bit;
+    typename G::template Lanes<kstd::int32_t> before;
+    g.each([&](int lane) {
+      before[lane] = 0;
+      for (kstd::int64_t s = lane; s < slots; s += G::size) before[lane] += used[s] < trial ? 1 : 0;
+    });
+    reduce(g, before, [](kstd::int32_t x, kstd::int32_t y) { return x + y; });
+    if (before[0] < wanted) found = {trial, before[0]};
+  }
+  return found;
+}
+
+// Gives the listed misses the slots that have been unused for longest, both in order.
+template <class G, class Slot>
+KVIRE_HD void give_slots(G g, kstd::int64_t b, kstd::int64_t row, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch, const HotRecord& record,
+                         kstd::uint32_t now, kstd::int64_t misses) {
+  const OldestSlots oldest = oldest_slots(g, record.used, args.slots, now, misses);
+  const kstd::int64_t ties = misses - oldest.older;
+  kstd::int64_t older_done = 0;
+  kstd::int64_t ties_done = 0;
+  for (kstd::int64_t first = 0; older_done + min_of(ties_done, ties) < misses; first += G::size) {
+    typename G::template Lanes<kstd::uint32_t> kind;    // 1: older; 1 << 16: of the threshold
+    typename G::template Lanes<kstd::uint32_t> before;  // sums of them
+    g.each([&](int lane) {
+      const kstd::uint32_t used = first + lane < args.slots ? record.used[first + lane] : now;
+      kind[lane] = used == now || used > oldest.threshold ? 0U : used < oldest.threshold ? 1U : 1U << 16;
+      before[lane] = kind[lane];
+    });
+    const kstd::uint32_t here = scan_sum(g, before);
+    g.each([&](int lane) {
+      const kstd::int64_t tie = ties_done + (before[lane] >> 16);
+      if (kind[lane] == 0 || (kind[lane] > 1 && tie >= ties)) return;
+      const kstd::int64_t rank = older_done + (before[lane] & 0xFFFF) + min_of(tie, ties);
+      const kstd::int64_t slot = first + lane;
+      const kstd::int32_t position = args.positions[b * args.n + scratch.order[rank]];
+      scratch.values[scratch.find(position)] = static_cast<kstd::int32_t>(slot);
+      record.held[slot] = static_cast<kstd::uint32_t>(position) + 1;
+      record.used[slot] = now;
+      if (args.misses != nullptr) args.misses[b * args.n + rank].device = args.first_slot(row) + slot;
+    });
+    older_done += here & 0xFFFF;
+    ties_done += here >> 16;
+  }
+  g.sync();
+}
+
+}  // namespace detail
+
+/// Gives each token that batch row `b` lists a slot of its row: the one that it has, or the slot that has been unused for longest (the lowest of
+/// several); never one of a token that the same call lists, since slots >= n. Misses are given theirs in the order of the list. So the slots
+/// depend on the history of the row alone: the same on any group. Negative positions, and those that cannot be had, get -1.
+/// G: a group with reduce, scan_sum and sync_any. Requires n < 2^15.
+template <class G, class Slot>
+KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+  constexpr int tile = 4;  // values that a lane loads before it works on them
+  const kstd::int64_t n = args.n;
+  const kstd::int32_t* const list = args.positions + b * n;
+  Slot* const out = args.out + b * n;
+  HotCounts counts;
+
+  detail::announce(g, list, n);
+  const kstd::int64_t row = args.row_ids == nullptr ? b : args.row_ids[b];
+  if (row >= 0 && row < args.rows) detail::announce(g, args.records + row * HotRecord::words(args.slots), HotRecord::words(args.slots));
+  typename G::template Lanes<kstd::int32_t> twice;
+  g.each([&](int lane) {
+    twice[lane] = 0;
+    if (args.row_ids != nullptr) {
+      for (kstd::int64_t j = lane; j < b; j += G::size) twice[lane] |= args.row_ids[j] == row ? 1 : 0;
+    }
+    for (kstd::int64_t e = lane; e < scratch.entries(); e += G::size) {
+      scratch.keys[e] = -1;
+      scratch.values[e] = scratch.unlisted;
+    }
+  });
+  if (sync_any(g, twice) || row < 0 || row >= args.rows) {
+    g.each([&](int lane) {
+      for (kstd::int64_t i = lane; i < n; i += G::size) out[i] = -1;
+      if (lane == 0 && args.misses != nullptr) args.miss_counts[b] = 0;
+    });
+    (row < 0 ? counts.skipped : counts.bad_rows) = row < 0 ? n : 1;
+    return counts;
+  }
+  const HotRecord record(args.records + row * HotRecord::words(args.slots), args.slots);
+  const kstd::uint32_t now = *record.clock + 1;
+
+  // What is listed, each token once.
+  typename G::template Lanes<kstd::uint64_t> tally;  // 16 bits each: skipped, bad, different and hit tokens
+  g.each([&](int lane) {
+    tally[lane] = 0;
+    for (kstd::int64_t first = lane; first < n; first += tile * G::size) {
+      kstd::int32_t position[tile];
+      for (int j = 0; j < tile; ++j) position[j] = first + j * G::size < n ? list[first + j * G::size] : -1;
+      for (int j = 0; j < tile && first + j * G::size < n; ++j) {
+        if (!args.known(position[j])) {
+          tally[lane] += position[j] < 0 ? 1 : kstd::uint64_t(1) << 16;
+        } else if (scratch.insert(position[j], static_cast<kstd::int32_t>(first + j * G::size))) {
+          tally[lane] += kstd::uint64_t(1) << 32;
+        }
+      }
+    }
+  });
+  g.sync();
+  // Which slots hold it.
+  g.each([&](int lane) {
+    for (kstd::int64_t first = lane; first < args.slots; first += tile * G::size) {
+      kstd::uint32_t held[tile];
+      for (int j = 0; j < tile; ++j) held[j] = first + j * G::size < args.slots ? record.held[first + j * G::size] : 0;
+      for (int j = 0; j < tile; ++j) {
+        const kstd::int32_t e = held[j] != 0 ? scratch.find(static_cast<kstd::int32_t>(held[j] - 1)) : -1;
+        if (e < 0) continue;
+        const kstd::int64_t slot = first + j * G::size;
+        scratch.values[e] = static_cast<kstd::int32_t>(slot);
+        record.used[slot] = now;
+        tally[lane] += kstd::uint64_t(1) << 48;
+      }
+    }
+  });
+  reduce(g, tally, [](kstd::uint64_t x, kstd::uint64_t y) { return x + y; });
+  g.sync();
+  const kstd::uint64_t all = tally[0];
+  const auto different = static_cast<kstd::int64_t>(all >> 32 & 0xFFFF);
+  counts.skipped = static_cast<kstd::int64_t>(all & 0xFFFF);
+  counts.bad_positions = static_cast<kstd::int64_t>(all >> 16 & 0xFFFF);
+  counts.hits = static_cast<kstd::int64_t>(all >> 48);
+  counts.repeated = n - counts.skipped - counts.bad_positions - different;
+
+  if (different > counts.hits) {
+    counts.misses = detail::list_misses(g, b, args, scratch);
+    counts.bad_pages = different - counts.hits - counts.misses;
+    if (counts.misses > 0) detail::give_slots(g, b, row, args, scratch, record, now, counts.misses);
+  }
+
+  g.each([&](int lane) {
+    for (kstd::int64_t i = lane; i < n; i += G::size) {
+      const kstd::int32_t slot = args.known(list[i]) ? scratch.values[scratch.find(list[i])] : -1;
+      out[i] = static_cast<Slot>(slot >= 0 ? args.first_slot(row) + slot : -1);
+    }
+    if (lane != 0) return;
+    *record.clock = now;
+    if (args.misses != nullptr) args.miss_counts[b] = static_cast<kstd::int32_t>(counts.misses);
+  });
+  return counts;
+}
+
+}  // namespace body
+KVIRE_NAMESPACE_END
