@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Paged sparse logits against reading the same pages once with the bulk copy engine (the floor), in the same run.
 //   kvire_bench_cuda_index_logits [all | fp8 | bf16 | fp4 | ragged | portable | profile] [file.csv]
+#include <benchmarks/support/logits_inputs.cuh>
 #include <benchmarks/support/page_reads.cuh>
 
 #include <kvire/kernel/sm80_sparse_logits.cuh>
+#include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <map>
 #include <random>
 #include <string>
 
@@ -45,11 +45,6 @@ __global__ void fill_queries(std::uint8_t* q, long long words, bool e4m3) {
     const std::uint32_t r = mix(static_cast<std::uint64_t>(i) * 0xD1342543DE82EF95ULL + 99);
     reinterpret_cast<std::uint32_t*>(q)[i] = e4m3 ? (r & 0xBFBFBFBFU) : ((r & 0x80FF80FFU) | 0x3F003F00U);
   }
-}
-__global__ void fill_weights(float* w, long long n) {
-  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
-    w[i] = static_cast<float>(static_cast<int>(mix(static_cast<std::uint64_t>(i) + 12345))) * (1.0F / 2147483648.0F);
 }
 
 using Launch = cudaError_t (*)(const sm90::LogitsArguments&, int, cudaStream_t, bool);
@@ -117,14 +112,15 @@ class Bench {
     const long long query_bytes = static_cast<long long>(batch) * next_n * heads * dim * bits(query) / 8;
     const long long stride = static_cast<long long>(width) * P::tokens_per_page;
     const long long out = static_cast<long long>(batch) * next_n * stride;
-    int* d_table = upload(table);
-    int* d_flat = upload(flat);
-    int* d_lengths = upload(lengths);
-    auto* d_queries = device_array<std::uint8_t>(query_bytes * launches);
+    Inputs inputs;
+    int* d_table = inputs.upload(table);
+    int* d_flat = inputs.upload(flat);
+    int* d_lengths = inputs.upload(lengths);
+    auto* d_queries = inputs.array<std::uint8_t>(query_bytes * launches);
     fill_queries<<<512, 256>>>(d_queries, query_bytes * launches / 4, query == Element::e4m3);
-    auto* d_weights = device_array<float>(static_cast<std::int64_t>(batch) * next_n * heads * launches);
-    fill_weights<<<64, 256>>>(d_weights, static_cast<std::int64_t>(batch) * next_n * heads * launches);
-    auto* d_out = device_array<float>(out * launches);
+    auto* d_weights = inputs.array<float>(static_cast<std::int64_t>(batch) * next_n * heads * launches);
+    fill_floats<<<64, 256>>>(d_weights, static_cast<std::int64_t>(batch) * next_n * heads * launches, -1, 1, 3);
+    auto* d_out = inputs.array<float>(out * launches);
     auto arguments = [&](int l) {
       sm90::LogitsArguments a;
       a.pages = reinterpret_cast<const std::byte*>(pages_);
@@ -160,21 +156,9 @@ class Bench {
     }
     std::printf("\n");
     std::fflush(stdout);
-    for (void* p : {static_cast<void*>(d_table), static_cast<void*>(d_flat), static_cast<void*>(d_lengths), static_cast<void*>(d_queries), static_cast<void*>(d_weights), static_cast<void*>(d_out)}) cudaFree(p);
   }
 
  private:
-  static int* upload(const std::vector<int>& v) {
-    int* p = device_array<int>(static_cast<std::int64_t>(v.size()));
-    KVIRE_BENCH_CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
-    return p;
-  }
-  template <class T>
-  static std::vector<T> fetch(const void* p, std::size_t n) {
-    std::vector<T> v(n);
-    KVIRE_BENCH_CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
   /// 24 sampled logits against float64.
   bool verify(const sm90::LogitsArguments& a, const Shape& shape, int next_n) const {
     std::mt19937 random(11);
@@ -184,27 +168,18 @@ class Bench {
       const int visible = shape.lengths[static_cast<std::size_t>(row)] - (next_n - 1 - q);
       if (visible <= 0) continue;
       const int token = static_cast<int>(random() % static_cast<unsigned>(visible));
-      const auto id = fetch<int>(a.page_table + row * a.table_stride + token / P::tokens_per_page, 1)[0];
-      const auto page = fetch<std::uint8_t>(a.pages + a.page_stride * id, static_cast<std::size_t>(P::page_bytes));
+      const auto id = fetch(a.page_table + row * a.table_stride + token / P::tokens_per_page, 1)[0];
+      const auto page = fetch(reinterpret_cast<const std::uint8_t*>(a.pages + a.page_stride * id), static_cast<std::size_t>(P::page_bytes));
       const std::size_t query_bytes = heads * dim * bits(query) / 8;
-      const auto queries = fetch<std::uint8_t>(static_cast<const std::uint8_t*>(a.queries) + static_cast<std::size_t>(row * next_n + q) * query_bytes, query_bytes);
-      const auto weights = fetch<float>(a.weights + (row * next_n + q) * heads, heads);
-      const auto got = fetch<float>(a.logits + (row * next_n + q) * a.logits_stride + token, 1)[0];
+      const auto queries = fetch(static_cast<const std::uint8_t*>(a.queries) + static_cast<std::size_t>(row * next_n + q) * query_bytes, query_bytes);
+      const auto weights = fetch(a.weights + (row * next_n + q) * heads, heads);
+      const auto got = fetch(static_cast<const float*>(a.logits) + (row * next_n + q) * a.logits_stride + token, 1)[0];
       const int t = token % P::tokens_per_page;
-      double logit = 0, magnitude = 0;
       float scale = 1;
       if constexpr (key == Element::e4m3) std::memcpy(&scale, &page[static_cast<std::size_t>(P::template offset<role::Scale>(t))], 4);
-      for (int h = 0; h < heads; ++h) {
-        double dot = 0, all = 0;
-        for (int d = 0; d < dim; ++d) {
-          const double term = number(queries.data(), h * dim + d, query) * key_number(page.data(), t, d);
-          dot += term;
-          all += std::fabs(term);
-        }
-        logit += weights[static_cast<std::size_t>(h)] * std::max(dot, 0.0) * scale;
-        magnitude += std::fabs(weights[static_cast<std::size_t>(h)]) * all * scale;
-      }
-      if (!(std::fabs(logit - got) <= (key == Element::bf16 ? 1e-4 : 2e-4) * magnitude)) return false;
+      const auto want = exact_logit(weights, dim, scale, [&](int h, int d) { return number(queries.data(), h * dim + d, query); },
+                                    [&](int d) { return key_number(page.data(), t, d); });
+      if (!(std::fabs(want.logit - got) <= (key == Element::bf16 ? 1e-4 : 2e-4) * want.magnitude)) return false;
     }
     return true;
   }

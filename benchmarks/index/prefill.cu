@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill logits, fp8, 64 heads, dim 128: one line of CSV a shape. With the rate of a large fp8 matrix product on the same device as argument
 // (TFLOP/s), the share of it too.
-#include <benchmarks/support/device_timing.cuh>
+#include <benchmarks/support/logits_inputs.cuh>
 
+#include <kvire/codec/float_bits.hpp>
 #include <kvire/kernel/sm90_prefill_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <random>
 #include <string>
@@ -28,11 +28,6 @@ __global__ void fill_codes(std::uint8_t* codes, long long n, std::uint32_t seed)
     const float v = static_cast<float>(mix(static_cast<std::uint64_t>(i) * 2 + 1 + (static_cast<std::uint64_t>(seed) << 40))) * 0x1p-32F;
     codes[i] = e4m3_from_bits(bits_of(150.0F * sqrtf(-2.0F * logf(u)) * cospif(2 * v)));
   }
-}
-__global__ void fill_floats(float* x, long long n, float from, float to, std::uint32_t seed) {
-  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
-    x[i] = from + (to - from) * 0x1p-32F * static_cast<float>(mix(static_cast<std::uint64_t>(i) + (static_cast<std::uint64_t>(seed) << 40)));
 }
 // Contiguous keys to pages: page p takes tile order[p].
 __global__ void fill_pages(std::uint8_t* pages, const std::uint8_t* keys, const float* scales, const int* order) {
@@ -57,11 +52,12 @@ class Bench {
   explicit Bench(double gemm) : gemm_(gemm) { KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, 0)); }
 
   void run(const Problem& p, Launch launch, const char* variant) {
-    auto* queries = device_array<std::uint8_t>(std::int64_t(p.rows) * heads * dim);
-    auto* weights = device_array<float>(std::int64_t(p.rows) * heads);
-    auto* keys = device_array<std::uint8_t>(std::int64_t(p.keys) * dim);
-    auto* scales = device_array<float>(p.keys);
-    auto* logits = device_array<std::uint8_t>(std::int64_t(p.rows) * p.keys * (p.bf16 ? 2 : 4));
+    Inputs inputs;
+    auto* queries = inputs.array<std::uint8_t>(std::int64_t(p.rows) * heads * dim);
+    auto* weights = inputs.array<float>(std::int64_t(p.rows) * heads);
+    auto* keys = inputs.array<std::uint8_t>(std::int64_t(p.keys) * dim);
+    auto* scales = inputs.array<float>(p.keys);
+    auto* logits = inputs.array<std::uint8_t>(std::int64_t(p.rows) * p.keys * (p.bf16 ? 2 : 4));
     fill_codes<<<1024, 256>>>(queries, std::int64_t(p.rows) * heads * dim, 1);
     fill_codes<<<1024, 256>>>(keys, std::int64_t(p.keys) * dim, 2);
     fill_floats<<<256, 256>>>(weights, std::int64_t(p.rows) * heads, -1, 1, 3);
@@ -70,7 +66,7 @@ class Bench {
 
     std::vector<int> starts(static_cast<std::size_t>(p.rows), 0), ends(starts.size(), p.keys);
     for (int r = 0; p.causal && r < p.rows; ++r) ends[static_cast<std::size_t>(r)] = p.keys - p.rows + r + 1;
-    int *d_starts = upload(starts), *d_ends = upload(ends);
+    int *d_starts = inputs.upload(starts), *d_ends = inputs.upload(ends);
     sm90::PrefillArguments a;
     a.keys = reinterpret_cast<const std::byte*>(keys);
     a.scales = reinterpret_cast<const std::byte*>(scales);
@@ -82,8 +78,6 @@ class Bench {
     a.rows = p.rows;
     a.logits = logits;
     a.logits_stride = p.keys;
-    std::uint8_t* pages = nullptr;
-    int *d_table = nullptr, *d_order = nullptr;
     if (p.paged) {
       const int n = p.keys / 64;
       std::vector<int> order(static_cast<std::size_t>(n)), table(order.size());
@@ -91,11 +85,10 @@ class Bench {
       std::mt19937 random(5);
       std::shuffle(order.begin(), order.end(), random);
       for (int i = 0; i < n; ++i) table[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = i;
-      pages = device_array<std::uint8_t>(std::int64_t(n) * Fp8::page_bytes);
-      d_table = upload(table), d_order = upload(order);
-      fill_pages<<<static_cast<unsigned>(n), 256>>>(pages, keys, scales, d_order);
+      auto* pages = inputs.array<std::uint8_t>(std::int64_t(n) * Fp8::page_bytes);
+      fill_pages<<<static_cast<unsigned>(n), 256>>>(pages, keys, scales, inputs.upload(order));
       a.keys = reinterpret_cast<const std::byte*>(pages);
-      a.page_table = d_table;
+      a.page_table = inputs.upload(table);
       a.page_stride = Fp8::page_bytes;
       a.page_count = n;
     }
@@ -109,23 +102,9 @@ class Bench {
     if (gemm_ > 0) std::printf(",%.1f", rate / gemm_ * 100);
     std::printf("%s\n", right(p, queries, weights, keys, scales, logits, ends) ? "" : ",WRONG");
     std::fflush(stdout);
-    for (void* memory : {static_cast<void*>(queries), static_cast<void*>(weights), static_cast<void*>(keys), static_cast<void*>(scales), static_cast<void*>(logits),
-                         static_cast<void*>(d_starts), static_cast<void*>(d_ends), static_cast<void*>(pages), static_cast<void*>(d_table), static_cast<void*>(d_order)})
-      cudaFree(memory);
   }
 
  private:
-  static int* upload(const std::vector<int>& v) {
-    int* p = device_array<int>(static_cast<std::int64_t>(v.size()));
-    KVIRE_BENCH_CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
-    return p;
-  }
-  template <class T>
-  static std::vector<T> fetch(const T* from, std::size_t n) {
-    std::vector<T> v(n);
-    KVIRE_BENCH_CHECK(cudaMemcpy(v.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
   /// 64 sampled logits against float64, and one beyond a row's end.
   static bool right(const Problem& p, const std::uint8_t* queries, const float* weights, const std::uint8_t* keys, const float* scales, const std::uint8_t* logits,
                     const std::vector<int>& ends) {
@@ -136,21 +115,11 @@ class Bench {
       const auto token = static_cast<std::int64_t>(random() % static_cast<unsigned>(end));
       const auto q = fetch(queries + row * heads * dim, heads * dim), k = fetch(keys + token * dim, dim);
       const auto w = fetch(weights + row * heads, heads);
-      const double scale = fetch(scales + token, 1)[0];
-      double logit = 0, magnitude = 0;
-      for (int h = 0; h < heads; ++h) {
-        double dot = 0, all = 0;
-        for (int d = 0; d < dim; ++d) {
-          const double term = static_cast<double>(f32_from_e4m3(q[static_cast<std::size_t>(h * dim + d)])) * f32_from_e4m3(k[static_cast<std::size_t>(d)]);
-          dot += term;
-          all += std::fabs(term);
-        }
-        logit += w[static_cast<std::size_t>(h)] * std::max(dot, 0.0) * scale;
-        magnitude += std::fabs(w[static_cast<std::size_t>(h)]) * all * scale;
-      }
+      const auto want = exact_logit(w, dim, fetch(scales + token, 1)[0], [&](int h, int d) { return double(f32_from_e4m3(q[static_cast<std::size_t>(h * dim + d)])); },
+                                    [&](int d) { return double(f32_from_e4m3(k[static_cast<std::size_t>(d)])); });
       const std::int64_t at = row * p.keys + token;
       const double got = p.bf16 ? f32_from_bf16(fetch(reinterpret_cast<const std::uint16_t*>(logits) + at, 1)[0]) : fetch(reinterpret_cast<const float*>(logits) + at, 1)[0];
-      if (!(std::fabs(got - logit) <= 2e-4 * magnitude + (p.bf16 ? std::fabs(logit) / 256 : 0))) return false;
+      if (!(std::fabs(got - want.logit) <= 2e-4 * want.magnitude + (p.bf16 ? std::fabs(want.logit) / 256 : 0))) return false;
       if (end < p.keys && !p.bf16 && fetch(reinterpret_cast<const std::uint32_t*>(logits) + row * p.keys + end, 1)[0] != 0xFFFFFFFFU) return false;
     }
     return true;

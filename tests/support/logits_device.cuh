@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include <kvire/kernel/sm80_sparse_logits.cuh>
+#include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
 #include "golden.hpp"

@@ -88,14 +88,14 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
   return __uint_as_float(top > 0 ? top << 23 : 0x400000U);
 }
 
-/// The logits of one token whose blocks span more binades than e4m3 has, in f32 by one warp: rare, and slow.
+/// The logits of one token whose blocks span more binades than e4m3 has, in f32 by one warp: rare, and slow. `position`: which of the row's tokens it is;
+/// `token`: where its score stands.
 template <class P, class Plan, int Heads>
-KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, kstd::uint32_t shared, int lane) {
-  const int id = __ldg(a.page_table + a.table_stride * row + token / Plan::tokens);
-  if (id < 0 || id >= a.page_count) return;
+KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, int position, kstd::uint32_t shared, int lane) {
+  const int id = __ldg(a.page_table + a.table_stride * row + position / Plan::tokens);
   const kstd::byte* page = a.pages + a.page_stride * id;
-  const auto* key = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Value>(token % Plan::tokens));
-  const auto* scales = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Scale>(token % Plan::tokens));
+  const auto* key = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Value>(position % Plan::tokens));
+  const auto* scales = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Scale>(position % Plan::tokens));
   // A block of zeros loses nothing. Lanes look at their bytes of the key.
   int most = 0;
   for (int b = 0; b < Plan::blocks; ++b) most = __ldg(scales + b) != 255 && __ldg(scales + b) > most ? __ldg(scales + b) : most;
@@ -120,13 +120,14 @@ KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int 
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) sum = add_exact(sum, __shfl_xor_sync(~0U, sum, mask));
-    if (lane == 0 && token < static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)) && sum == sum) a.logits[at * a.logits_stride + token] = sum;
+    if (lane == 0 && position < static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)) && sum == sum) store_score<Plan>(a, at * a.logits_stride + token, sum);
   }
 }
 
-/// The same for all tokens of a warp, `first` and the 15 behind, of which `lost` says that their products may be wrong. After their logits were written.
+/// The same for all tokens of a warp, `first` and the 15 behind, at `position` and behind, of which `lost` says that their products may be wrong. After
+/// their logits were written.
 template <class P, class Plan, int Heads, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, int first, const bool (&lost)[2], kstd::uint32_t shared, int lane) {
+KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, int first, int position, const bool (&lost)[2], kstd::uint32_t shared, int lane) {
   if (!__any_sync(~0U, lost[0] || lost[1])) return;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
@@ -134,7 +135,7 @@ KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, i
     while (found != 0) {
       const int quad = (__ffs(static_cast<int>(found)) - 1) / 4;
       found &= ~(15U << quad * 4);
-      exact_fp4<P, Plan, Heads>(a, row, first + half * 8 + quad, shared, lane);
+      exact_fp4<P, Plan, Heads>(a, row, first + half * 8 + quad, position + half * 8 + quad, shared, lane);
     }
   }
   if constexpr (Shape::best) {
@@ -145,7 +146,7 @@ KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, i
       const int seen = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4));
       const int token = first + lane;
       const bool mine = lane < 16 && token < seen;
-      const float logit = mine ? *static_cast<const volatile float*>(a.logits + at * a.logits_stride + token) : 0.0F;
+      const float logit = mine ? static_cast<const volatile float*>(a.logits)[at * a.logits_stride + token] : 0.0F;
       const kstd::uint32_t best = __reduce_max_sync(~0U, mine ? order_key(logit) : 0U);
       if (mine && lane == 0) a.group_best[at * ((a.logits_stride + 15) / 16) + token / 16] = best;
     }

@@ -29,6 +29,18 @@ KVIRE_DEVICE KVIRE_INLINE float twice_relu(float x) {
   asm("{\n.reg .f32 m;\nabs.f32 m, %1;\nadd.rn.f32 %0, %1, m;\n}" : "=f"(d) : "f"(x));
   return d;
 }
+/// relu(x), NaN kept.
+KVIRE_DEVICE KVIRE_INLINE float relu_max(float x) {
+  float d;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+KVIRE_DEVICE KVIRE_INLINE void store_logit(float* to, float x) { *to = x; }
+/// As bf16, to nearest, ties to even; x is no NaN.
+KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x) {
+  asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.b16 [%0], h;\n}" ::"l"(to), "f"(x) : "memory");
+}
 
 /// Four bytes picked from the eight of low and high by the nibbles of `select`, all below 8.
 KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t permute(kstd::uint32_t low, kstd::uint32_t high, kstd::uint32_t select) {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/sm90_sparse_logits.cuh>
+#include <cuda_runtime_api.h>
+
+#include <kvire/codec/float_bits.hpp>
+#include <kvire/kernel/logits_math.cuh>
+#include <kvire/kernel/ptx/barrier.cuh>
+#include <kvire/kernel/sm90_logits_plan.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -24,6 +29,7 @@ struct LogitsPlan : sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2
   static constexpr bool f16 = Base::key == Element::e4m3;  // operand elements; otherwise bf16
   static constexpr int steps = Base::dim / 16;
   static constexpr int tiles = Tiles;  // in hand at a time
+  static constexpr bool options = true;
   static constexpr int raw = Base::key_row / 16;                     // words of a lane and key
   static constexpr int threads = 128;
   static constexpr int ctas_per_sm = Ctas;
@@ -59,20 +65,22 @@ KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[4], const kstd::uint32_t (&a)
   }
 }
 
-/// Two e4m3 codes, in bits 0 to 15, as f16; exact, NaN stays NaN.
-KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t f16_from_e4m3_pair(kstd::uint32_t codes) {
+/// Four e4m3 codes as two pairs of f16; exact, NaN stays NaN.
+KVIRE_DEVICE KVIRE_INLINE void f16_from_e4m3(kstd::uint32_t codes, kstd::uint32_t& low, kstd::uint32_t& high) {
 #if KVIRE_SM89_UP
-  kstd::uint32_t d;
-  asm("{\n.reg .b16 c;\ncvt.u16.u32 c, %1;\ncvt.rn.f16x2.e4m3x2 %0, c;\n}" : "=r"(d) : "r"(codes & 0xFFFFU));
-  return d;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}" : "=r"(low), "=r"(high) : "r"(codes));
 #else
-  const kstd::uint32_t spread = permute(codes, 0, 0x1404) ;  // bytes 1 and 3
-  const kstd::uint32_t bits = (spread & 0x80008000U) | ((spread & 0x7F007F00U) >> 1);
-  kstd::uint32_t d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(bits), "r"(0x5C005C00U));  // times 2^8
-  if ((spread & 0x7F00U) == 0x7F00U) d |= 0x7FFFU;
-  if ((spread & 0x7F000000U) == 0x7F000000U) d |= 0x7FFF0000U;
-  return d;
+  kstd::uint32_t* const to[2] = {&low, &high};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const kstd::uint32_t spread = permute(codes, 0, half == 0 ? 0x1404 : 0x3424);  // codes to bytes 1 and 3
+    const kstd::uint32_t bits = (spread & 0x80008000U) | ((spread & 0x7F007F00U) >> 1);
+    kstd::uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(bits), "r"(0x5C005C00U));  // times 2^8
+    if ((spread & 0x7F00U) == 0x7F00U) d |= 0x7FFFU;
+    if ((spread & 0x7F000000U) == 0x7F000000U) d |= 0x7FFF0000U;
+    *to[half] = d;
+  }
 #endif
 }
 /// One e4m3 code as bf16; exact.
@@ -93,13 +101,18 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
     const int chunk = at % chunks, head = at / chunks % Heads, q = at / (chunks * Heads);
     const Words4 v = ptx::load_global4(from + static_cast<kstd::int64_t>(q * Heads + head) * Plan::query_row + chunk * 16);
     const kstd::uint32_t in[4] = {v.x, v.y, v.z, v.w};
+    [[maybe_unused]] kstd::uint32_t pair[8];
+    if constexpr (Plan::fp8 && Plan::f16) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f16_from_e4m3(in[i], pair[2 * i], pair[2 * i + 1]);
+    }
     kstd::uint32_t code[per_chunk];  // 16-bit operands
 #pragma unroll
     for (int i = 0; i < per_chunk; ++i) {
       if constexpr (!Plan::fp8) {
         code[i] = in[i / 2] >> i % 2 * 16 & 0xFFFFU;
       } else if constexpr (Plan::f16) {
-        code[i] = f16_from_e4m3_pair(in[i / 4] >> i % 4 / 2 * 16) >> i % 2 * 16 & 0xFFFFU;
+        code[i] = pair[i / 2] >> i % 2 * 16 & 0xFFFFU;
       } else {
         code[i] = bf16_from_e4m3_code(in[i / 4] >> i % 4 * 8 & 0xFFU);
       }
@@ -193,10 +206,7 @@ KVIRE_DEVICE KVIRE_INLINE float make_operand(kstd::uint32_t (&m)[Plan::steps][4]
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int j = 0; j < Plan::steps; ++j) {
-        m[j][half] = f16_from_e4m3_pair(k.word[half][j]);
-        m[j][half + 2] = f16_from_e4m3_pair(k.word[half][j] >> 16);
-      }
+      for (int j = 0; j < Plan::steps; ++j) f16_from_e4m3(k.word[half][j], m[j][half], m[j][half + 2]);
     }
     return __uint_as_float(k.scale[0]);
   } else {
@@ -227,32 +237,56 @@ KVIRE_DEVICE KVIRE_INLINE float make_operand(kstd::uint32_t (&m)[Plan::steps][4]
   }
 }
 
+/// Tiles of one row that follow each other.
+template <class Plan>
+struct Step {
+  int row = 0;
+  int token = 0;  // index of the first tile's first score
+  int tiles = 0;
+  int id[Plan::tiles];             // page of a warp's 16 tokens, where there is one
+  unsigned position[Plan::tiles];  // the first of them in the row; sm90::detail::nowhere and more where there is none
+
+  KVIRE_DEVICE KVIRE_INLINE Step() {
+#pragma unroll
+    for (int i = 0; i < Plan::tiles; ++i) {
+      id[i] = -1;
+      position[i] = sm90::detail::nowhere;
+    }
+  }
+};
+
 /// Steps through the share, `Plan::tiles` tiles of one row at a time; every warp of the CTA in the same steps.
 template <class Plan>
 struct Cursor {
   sm90::detail::Walk<Plan> walk;
-  sm90::detail::Segment<Plan::pages_per_tile> now, next;
+  sm90::detail::Segment<Plan> now, next;
   bool more, after;
   int t = 0;
 
-  KVIRE_DEVICE KVIRE_INLINE Cursor(const LogitsArguments& a, int lane, sm90::detail::Share share) : walk(a, lane, share) {
+  KVIRE_DEVICE KVIRE_INLINE Cursor(const LogitsArguments& a, int lane, sm90::detail::Share share, int warp) : walk(a, lane, share, warp == 0) {
     more = walk.next(now);
+    walk.check(now);
     after = more && walk.next(next);
   }
-  /// Row (-1: no more), first token, and for each tile the page id of this warp's 16 tokens (-1: none), and how many tiles.
-  KVIRE_DEVICE KVIRE_INLINE void step(int& row, int& token, int (&id)[Plan::tiles], int& tiles, int warp) {
-    row = -1;
-    if (!more) return;
-    row = now.row;
-    token = (now.tile + t) * tile_tokens;
-    tiles = now.tiles - t < Plan::tiles ? now.tiles - t : Plan::tiles;
+  /// The next tiles as far as this warp's 16 tokens of each are concerned; none if `tiles` is 0.
+  KVIRE_DEVICE KVIRE_INLINE Step<Plan> step(int warp) {
+    Step<Plan> s;
+    if (!more) return s;
+    constexpr int rows = tile_tokens / Plan::pages_per_tile;  // of a tile on one page
+    s.row = now.row;
+    s.token = (now.tile + t) * tile_tokens;
+    s.tiles = now.tiles - t < Plan::tiles ? now.tiles - t : Plan::tiles;
 #pragma unroll
     for (int i = 0; i < Plan::tiles; ++i) {
-      id[i] = -1;
 #pragma unroll
       for (int p = 0; p < Plan::pages_per_tile; ++p) {
-        const int other = __shfl_sync(~0U, now.id[p], t + i < 32 ? t + i : 31);
-        if (i < tiles && (Plan::pages_per_tile == 1 || warp * 16 / (tile_tokens / Plan::pages_per_tile) == p)) id[i] = other;
+        const int from = t + i < 32 ? t + i : 31;
+        const int id = __shfl_sync(~0U, now.id[p], from);
+        const unsigned position = __shfl_sync(~0U, now.position[p], from);
+        if (i < s.tiles && warp * 16 / rows == p) {
+          s.id[i] = id;
+          s.position[i] = position + warp * 16 % rows;
+        }
       }
     }
     t += Plan::tiles;
@@ -260,8 +294,10 @@ struct Cursor {
       t = 0;
       now = next;
       more = after;
+      if (more) walk.check(now);
       after = more && walk.next(next);
     }
+    return s;
   }
 };
 
@@ -278,36 +314,30 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
   const int warp = thread / 32, lane = thread % 32, c = lane % 4;
   const int local = warp * 16 + lane / 4 + c % 2 * 8;  // the token of a tile that this lane finishes
   const sm90::detail::Share share = sm90::detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
-  detail::Cursor<Plan> cursor(a, lane, share);
+  detail::Cursor<Plan> cursor(a, lane, share, warp);
 
   detail::RawKeys<Plan> raw[Plan::tiles];
-  int row, token = 0, tiles = 0, ids[Plan::tiles];
-  cursor.step(row, token, ids, tiles, warp);
-  if (row < 0) return;
+  detail::Step<Plan> step = cursor.step(warp);
+  const auto load = [&] {
 #pragma unroll
-  for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, ids[i], (token + i * tile_tokens) % Plan::tokens + warp * 16 % Plan::tokens, lane);
+    for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, step.id[i], static_cast<int>(step.position[i] % Plan::tokens), lane);
+  };
+  load();
   int held = -1;  // the row whose queries are in shared memory
-  while (row >= 0) {
-    if (row != held) {
+  while (step.tiles > 0) {
+    if (step.row != held) {
       __syncthreads();
-      detail::load_row<Plan, Heads>(a, row, shared, thread);
+      detail::load_row<Plan, Heads>(a, step.row, shared, thread);
       __syncthreads();
-      held = row;
+      held = step.row;
     }
     kstd::uint32_t keys[Plan::tiles][Plan::steps][4];
     float factor[Plan::tiles];
-    bool none[Plan::tiles];
 #pragma unroll
-    for (int i = 0; i < Plan::tiles; ++i) {
-      factor[i] = detail::make_operand<Plan>(keys[i], raw[i], lane);
-      none[i] = ids[i] < 0;
-    }
-    const int at = token, count = tiles;
-    cursor.step(row, token, ids, tiles, warp);
-    if (row >= 0) {
-#pragma unroll
-      for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, ids[i], (token + i * tile_tokens) % Plan::tokens + warp * 16 % Plan::tokens, lane);
-    }
+    for (int i = 0; i < Plan::tiles; ++i) factor[i] = detail::make_operand<Plan>(keys[i], raw[i], lane);
+    const detail::Step<Plan> at = step;
+    step = cursor.step(warp);
+    if (step.tiles > 0) load();
 #pragma unroll 1
     for (int q = 0; q < NextN; ++q) {
       float low[Plan::tiles][2] = {}, high[Plan::tiles][2] = {};
@@ -353,15 +383,15 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
         const float l = sm90::detail::add_exact(low[i][0], low[i][1]), h = sm90::detail::add_exact(high[i][0], high[i][1]);
         float sum = sm90::detail::add_exact(c % 2 != 0 ? h : l, __shfl_xor_sync(~0U, c % 2 != 0 ? l : h, 1));
         sum = sm90::detail::add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
-        const int mine = at + i * tile_tokens + local;
-        if (c >= 2 || i >= count || mine >= visible) continue;
+        const int mine = at.token + i * tile_tokens + local;
+        if (c >= 2 || i >= at.tiles || mine >= (sm90::detail::listed<Plan>(a) ? sm90::detail::listed_scores<Plan>(a) : visible)) continue;
         float logit = Plan::scaled ? sm90::detail::mul_exact(sum, factor[i]) : sum;
-        if (none[i]) logit = -__int_as_float(0x7F800000);
+        if (at.position[i] + local % 16 >= static_cast<unsigned>(visible)) logit = -__int_as_float(0x7F800000);
         if (logit != logit) {
           logit = -__int_as_float(0x7F800000);
           if (a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
         }
-        a.logits[(static_cast<kstd::int64_t>(held) * NextN + q) * a.logits_stride + mine] = logit;
+        sm90::detail::store_score<Plan>(a, (static_cast<kstd::int64_t>(held) * NextN + q) * a.logits_stride + mine, logit);
       }
     }
   }
@@ -386,10 +416,11 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Tiles, Ctas>;
   auto* kernel = &logits_kernel<P, Query, Heads, NextN, Tiles, Ctas>;
-  if (a.batch <= 0 || a.table_width <= 0 || a.logits_stride <= 0) return cudaSuccess;
+  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * Plan::tokens;  // of a row, at most
+  if (a.batch <= 0 || scores <= 0 || a.logits_stride <= 0) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  const kstd::int64_t most = static_cast<kstd::int64_t>(a.batch) * ((static_cast<kstd::int64_t>(a.table_width) * Plan::tokens + tile_tokens - 1) / tile_tokens);
+  const kstd::int64_t most = a.batch * ((scores + tile_tokens - 1) / tile_tokens);
   const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Plan::ctas_per_sm;
   kernel<<<static_cast<unsigned>(most < fits ? most : fits), Plan::threads, Plan::shared_bytes, stream>>>(a);
   return cudaGetLastError();

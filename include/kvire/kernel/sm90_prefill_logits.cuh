@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include <kvire/kernel/sm90_sparse_logits.cuh>
+#include <kvire/kernel/sm90_logits_operand.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -314,36 +314,6 @@ KVIRE_DEVICE KVIRE_INLINE void load_group(const PrefillArguments& a, int group, 
   ptx::fence_async_shared();
 }
 
-KVIRE_DEVICE KVIRE_INLINE void store_logit(float* to, float x) { *to = x; }
-KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x) {
-  asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.b16 [%0], h;\n}" ::"l"(to), "f"(x) : "memory");
-}
-
-/// Starts the product of a tile with the queries at `query`: the low word of their descriptor (core_descriptor), so that each step is one addition.
-template <class Plan, int Columns>
-KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], const kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t query) {
-  constexpr kstd::uint32_t high = 2 * Plan::steps * 128 >> 4;
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) {
-    kstd::uint64_t b;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(b) : "r"(query + j * (256 >> 4)), "n"(high));
-    if constexpr (Plan::fp8) {
-      ptx::wgmma_e4m3(d, k[j], b, j != 0);
-    } else {
-      ptx::wgmma_bf16(d, k[j], b, j != 0);
-    }
-  }
-  ptx::wgmma_commit();
-}
-
-/// relu(x), NaN kept.
-KVIRE_DEVICE KVIRE_INLINE float relu_max(float x) {
-  float d;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(d) : "f"(x));
-  return d;
-}
-
 /// Weighted relu sums, for a lane's two tokens and its row, of a product's heads. Products stand still while FMA-pipe instructions run, but not for
 /// comparisons: relu is max(x, 0) and one instruction an element is left in the way. In the order of the decode kernel, whose x + |x| with half the
 /// weight gives the same bits: two chains for each quarter of the heads; the quarters meet in pairs.
@@ -377,7 +347,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
   const int local = warp * 16 + (lane >> 2);  // this lane's first token of a tile; the other is 8 on
   constexpr int row_bytes = Plan::products * Plan::product_bytes >> 4;  // of four rows, in a descriptor's units
   constexpr int quads = Plan::rows / 4;
-  const auto queries = static_cast<kstd::uint32_t>(ptx::core_descriptor(shared + Plan::queries_at, 128, 0));
+  const ptx::Descriptor queries = query_operand<Plan>(shared + Plan::queries_at);
   if (thread == 0) start_feeding<Plan, Shape>(a, shared, warpgroup);
   __syncwarp();
   int group = -1, slot = 0;
@@ -404,7 +374,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
     kstd::uint32_t keys[Plan::steps][4];
     float scale[2] = {1, 1};
     if (tile) {
-      load_keys<Plan>(keys, at, warp, lane);
+      load_keys<Plan>(keys, at + key_offset<Plan>(warp, lane), lane / 4 % 2 != 0);
       if constexpr (Plan::scaled) {
         constexpr int from = Plan::interleaved ? Plan::key_row : Plan::value_bytes;
         constexpr int pitch = Plan::interleaved ? Plan::key_pitch : 4;
@@ -431,8 +401,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
       continue;
     }
 
-#pragma unroll
-    for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(keys[j][0]), "+r"(keys[j][1]), "+r"(keys[j][2]), "+r"(keys[j][3]));
+    complete(keys);
     // A warp's tokens lie on one page.
     const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? warp * 16 / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
     const bool plain = meta.y >= latest_start && meta.y + tile_tokens <= first_end && !missing;  // every row sees all of the tile
@@ -477,7 +446,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
 #pragma unroll
       for (int product = 0; product < Plan::products; ++product) {
         float d[Shape::columns / 2];
-        start_product<Plan>(d, keys, queries + quad * row_bytes + product * (Plan::product_bytes >> 4));
+        start_product<Plan>(d, keys, {queries.low + quad * row_bytes + product * (Plan::product_bytes >> 4), queries.high});
         if (quad + product == 0) refill();
         ptx::wgmma_wait<0>();
         ptx::touch(d);

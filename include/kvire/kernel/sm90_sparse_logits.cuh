@@ -4,463 +4,121 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
-#include <kvire/codec/float_bits.hpp>
 #include <kvire/kernel/fp4_operand.cuh>
-#include <kvire/kernel/logits_math.cuh>
-#include <kvire/kernel/logits_share.cuh>
-#include <kvire/kernel/ptx/barrier.cuh>
-#include <kvire/kernel/ptx/wgmma.cuh>
-#include <kvire/kernel/tuning.hpp>
-#include <kvire/layout/reader.hpp>
+#include <kvire/kernel/sm90_logits_operand.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
 /// Paged sparse logits for Hopper: logit[b,t,s] = k_scale[s] * sum over heads of w[b,t,h] * relu(q[b,t,h] . k[s]).
 ///
-/// How it works. The pages of all rows, cut into tiles of 64 tokens, form one list; each CTA takes a contiguous share of it, found from the
-/// lengths inside the kernel. One warp brings tiles to shared memory by bulk copies through a ring of mbarriers; a warpgroup moves a tile to
-/// registers (and frees its stage), multiplies it by the queries (tokens are the rows of the product, heads the columns, so that the head sum
-/// stays within four lanes), and writes 64 logits. Dot products do not care about the order of k, nor the head sum about the order of heads:
-/// the queries are laid out in shared memory so that each lane's operand is the 16 bytes it can read without bank conflicts, straight from
-/// the page as it lies in memory. No tensor map is needed, so any page stride that is a multiple of 16 bytes will do.
+/// How it works. The pages of all rows, cut into tiles of 64 tokens, form one list; each CTA takes a contiguous share of it, found from the lengths
+/// inside the kernel. One warp brings tiles to shared memory by bulk copies through a ring of mbarriers; a warpgroup multiplies each tile by the queries
+/// and writes 64 logits for each query token. A tile is an operand in shared memory, brought there by tensor copies with a swizzle, or goes to registers
+/// (and frees its stage at once); then no tensor map is needed, so any page stride that is a multiple of 16 bytes will do.
 namespace sm90 {
-
-inline constexpr int group_threads = 128;
 
 /// The pages of a layer as a tensor map: bytes of a key, tokens, pages.
 struct alignas(128) KeyMap {
   unsigned char bytes[128];
 };
 
-/// How a CTA is built. Stages: of the ring of tiles. CtasPerSm: CTAs that share an SM. Swizzled: keys are an operand in shared memory, brought there by
-/// tensor copies, instead of registers. Together: query tokens of a product, 1 or 2. Resident: weights stay in registers, if there are at most two
-/// query tokens.
-template <int Stages, int CtasPerSm, bool Swizzled = false, int Together = 1, bool Resident = false>
-struct LogitsShape {
-  static constexpr int stages = Stages;
-  static constexpr int ctas_per_sm = CtasPerSm;
-  static constexpr bool swizzled = Swizzled;
-  static constexpr int together = Together;
-  static constexpr bool resident = Resident;
-  static constexpr bool best = false;
-  static constexpr int threads = group_threads + 32;
-  static_assert(require_tuning<LogitsShape, (Stages <= 32)>());  // a lane of the producer sets up each
-};
-
-/// The same shape in a kernel that also fills LogitsArguments::group_best.
-template <class Shape>
-struct KeepBest : Shape {
-  static constexpr bool best = true;
-};
-
-/// What the kernel asks of a page.
-struct LogitsReader {
-  static constexpr ReaderNeeds needs{.page_multiple = 16, .vector_bytes = 0, .least_tokens = 32, .most_tokens = 128};
-};
-
-/// Whether the bytes of a page are where the kernel looks for them: tiles and pages divide each other, keys of one field start the page, and scales
-/// follow each key, or all keys, without padding.
-template <class P>
-constexpr bool in_order() {
-  constexpr int key = P::template count_of<role::Value> * bits(P::template element_of<role::Value>) / 8;  // bytes
-  constexpr auto pitch = P::template offset<role::Value>(1) - P::template offset<role::Value>(0);
-  if constexpr (P::template count_of<role::Value> != P::dim || P::template offset<role::Value>(0) != 0) {
-    return false;
-  } else if constexpr (tile_tokens % P::tokens_per_page != 0 && P::tokens_per_page % tile_tokens != 0) {
-    return false;
-  } else if constexpr (P::template has<role::Scale>) {
-    constexpr int scale = P::template count_of<role::Scale> * bits(P::template element_of<role::Scale>) / 8;
-    constexpr auto scale_pitch = P::template offset<role::Scale>(1) - P::template offset<role::Scale>(0);
-    return pitch == key ? P::template offset<role::Scale>(0) == pitch * P::tokens_per_page && scale_pitch == scale
-                        : P::template offset<role::Scale>(0) == key && pitch == key + scale;
-  } else {
-    return pitch == key;
-  }
-}
-
-template <class P, Element Query, int Heads, int NextN, class Shape>
-struct LogitsPlan {
-  static constexpr Element key = P::template element_of<role::Value>;
-  static constexpr int next_n = NextN;
-  static constexpr int dim = P::template count_of<role::Value>;
-  static constexpr int tokens = P::tokens_per_page;
-  static constexpr bool scaled = P::template has<role::Scale>;
-  static constexpr bool fp8 = Query == Element::e4m3;
-  static constexpr int query_row = dim * bits(Query) / 8;  // bytes
-  static constexpr int key_row = dim * bits(key) / 8;
-  static constexpr bool fp4 = key == Element::e2m1;
-  static constexpr int blocks = [] {
-    if constexpr (scaled) return P::template count_of<role::Scale>;
-    return 0;
-  }();
-  static constexpr int scale_row = [] {
-    if constexpr (scaled) return blocks * bits(P::template element_of<role::Scale>) / 8;
-    return 0;
-  }();
-  // Bytes from a key to the next: more than a key where scales stand between them.
-  static constexpr int key_pitch = static_cast<int>(P::template offset<role::Value>(1) - P::template offset<role::Value>(0));
-  static constexpr bool interleaved = key_pitch != key_row;
-  static constexpr bool scale_plane = scaled && !interleaved;
-  static constexpr int steps = query_row / 32;
-  // Keys as an operand in shared memory: planes of rows as wide as a swizzle. K in the order of memory, elsewhere in that of load_keys.
-  static constexpr bool swizzled = Shape::swizzled && !interleaved && !fp4;
-  static constexpr int width = key_row < 128 ? key_row : 128;
-  static constexpr int plane_bytes = tile_tokens * width;
-  static constexpr int columns = Heads / 2;  // accumulators of a thread and query token
-
-  static constexpr int value_bytes = tile_tokens * key_pitch;
-  static constexpr int tile_bytes = value_bytes + (scale_plane ? tile_tokens * scale_row : 0);
-  static constexpr int stage_bytes = swizzled ? value_bytes : (tile_bytes + 127) / 128 * 128;
-  static constexpr int scale_bytes = tile_tokens * scale_row;
-  static constexpr int query_bytes = Heads * query_row;
-  static constexpr int pages_per_tile = tokens < tile_tokens ? tile_tokens / tokens : 1;
-  static constexpr int tiles_per_page = tokens > tile_tokens ? tokens / tile_tokens : 1;
-  // One copy brings a whole tile where page and tile are the same bytes.
-  static constexpr bool whole_page = tokens == tile_tokens && P::page_bytes == tile_bytes;
-
-  static_assert(require_tuning<LogitsPlan, Heads == 32 || Heads == 64>());
-  static_assert(require_tuning<LogitsPlan, in_order<P>()>());
-  static_assert(require_tuning<LogitsPlan, blocks == (fp4 ? dim / 32 : key == Element::e4m3 ? 1 : 0) && (key == Element::e2m1 || key == Query)>());
-
-  // Shared memory. Weights: each lane of a quad its heads, 16 bytes apart for the banks.
-  static constexpr int weight_run = Heads + 16;
-  static constexpr int queries_at = 0;
-  static constexpr int stages_at = queries_at + NextN * query_bytes;
-  static constexpr int scales_at = stages_at + Shape::stages * stage_bytes;  // if apart from the keys
-  static constexpr int weights_at = scales_at + (swizzled ? Shape::stages * scale_bytes : 0);
-  static constexpr int meta_at = weights_at + NextN * 4 * weight_run;
-  static constexpr int full_at = meta_at + Shape::stages * 16;
-  static constexpr int empty_at = full_at + Shape::stages * 8;
-  static constexpr int visible_at = empty_at + Shape::stages * 8;
-  static constexpr int codes_at = (visible_at + NextN * 4 + 15) / 16 * 16;
-  static constexpr int shared_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
-  static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024 && NextN % Shape::together == 0)>());
-  static_assert(require_tuning<LogitsPlan, (!swizzled || stages_at % (8 * width) == 0)>());
-};
-
-namespace detail {
-
-using ptx::Words4;
-
-template <class P, Element Query, int Heads, int NextN>
-struct DefaultShape {
-  static constexpr Element key = P::template element_of<role::Value>;
-  static constexpr bool planar = P::template offset<role::Value>(1) * 8 == P::dim * bits(key);
-  static constexpr bool lean = NextN == 1 && key == Element::e4m3;  // one product a tile: the cheapest start counts
-  static constexpr bool swizzled = planar && key != Element::e2m1 && !lean;
-  static constexpr int together = swizzled && NextN % 2 == 0 ? 2 : 1;
-  // Two query tokens a product, or keys of 32 words a lane, need the registers of three CTAs an SM; bf16 tiles fill memory's queue with three, too.
-  static constexpr int most = together == 2 || Query == Element::bf16 ? 3 : 4;
-  template <int Stages, int Ctas>
-  using Try = LogitsShape<Stages, Ctas, swizzled, together, NextN <= 2 && !lean>;
-  template <int Stages>
-  static constexpr int bytes = LogitsPlan<P, Query, Heads, NextN, Try<Stages, 1>>::shared_bytes;
-  static constexpr int stage = bytes<2> - bytes<1>;
-  static constexpr int fixed = bytes<1> - stage + 64;
-  static constexpr int stages_at(int ctas) { return ((227 * 1024) / ctas - 1024 - fixed) / stage; }
-  static constexpr int ctas = stages_at(most) >= 2 ? most : stages_at(3) >= 2 ? 3 : stages_at(2) >= 2 ? 2 : 1;
-  // More tiles in flight than that only lengthen the queue before memory.
-  static constexpr int flight = lean ? 8 : swizzled && Query == Element::bf16 ? 6 : swizzled ? 9 : 12;
-  static constexpr int stages = stages_at(ctas) < flight / ctas ? stages_at(ctas) : flight / ctas;
-  using type = Try<stages, ctas>;
-};
-
-}  // namespace detail
-
-/// The shape that did best for these arguments.
-template <class P, Element Query, int Heads, int NextN>
-using DefaultLogitsShape = typename detail::DefaultShape<P, Query, Heads, NextN>::type;
-
 #if KVIRE_SM90A
 namespace detail {
 
-template <class Plan, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, [[maybe_unused]] const KeyMap& map, const Guess<Plan>& guess, Share share, kstd::uint32_t shared,
-                                       int lane) {
+/// Has the queries of a row brought to L2 by `count` threads.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE void prefetch_queries(const LogitsArguments& a, int row, int thread, int count) {
+  constexpr int bytes = Plan::next_n * Plan::query_bytes;
+  const char* queries = static_cast<const char*>(a.queries) + static_cast<kstd::int64_t>(row) * bytes;
+  for (int i = thread * 128; i < bytes; i += count * 128) ptx::prefetch_l2(queries + i);
+}
+
+/// Brings tile `t` of a segment to a stage that is free; one warp.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unused]] const KeyMap& map, const Segment<Plan>& s, int t, kstd::uint32_t shared, int stage) {
   constexpr int ids = Plan::pages_per_tile;
-  Walk<Plan> walk(a, lane, share);
-  Segment<ids> now, next;
+  constexpr int rows = tile_tokens / ids;  // of a tile on one page
+  int id[ids];
+  unsigned position[ids];
+#pragma unroll
+  for (int i = 0; i < ids; ++i) {
+    id[i] = __shfl_sync(~0U, s.id[i], t);
+    if constexpr (Plan::options) position[i] = __shfl_sync(~0U, s.position[i], t);
+  }
+  const kstd::uint32_t full = shared + Plan::full_at + stage * 8;
+  const kstd::uint32_t to = shared + Plan::stages_at + stage * Plan::stage_bytes;
+  if (ptx::elect()) {
+    const int tile = s.tile + t;
+    kstd::uint32_t bytes = 0;
+#pragma unroll
+    for (int i = 0; i < ids; ++i) {
+      if constexpr (!Plan::options) position[i] = id[i] < 0 ? nowhere : static_cast<unsigned>(tile * tile_tokens + i * rows);
+      if (id[i] >= 0) bytes += Plan::tile_bytes / ids;
+    }
+    ptx::store_shared4(shared + Plan::meta_at + stage * 16,
+                       {static_cast<kstd::uint32_t>(s.row), static_cast<kstd::uint32_t>(tile * tile_tokens), position[0], position[ids - 1]});
+    ptx::mbarrier_arrive_expect(full, bytes);
+#pragma unroll
+    for (int i = 0; i < ids; ++i) {
+      if (id[i] < 0) continue;
+      const kstd::byte* page = a.pages + a.page_stride * id[i];
+      const int part = tile % Plan::tiles_per_page;
+      if constexpr (Plan::swizzled) {
+#pragma unroll
+        for (int x = 0; x < Plan::key_row; x += Plan::width) {
+          ptx::tensor_load(to + x / Plan::width * Plan::plane_bytes + i * rows * Plan::width, &map, x, part * tile_tokens, id[i], full);
+        }
+        if constexpr (Plan::scaled) {
+          ptx::bulk_load(shared + Plan::scales_at + stage * Plan::scale_bytes + i * rows * Plan::scale_row,
+                         page + Plan::tokens * Plan::key_row + part * tile_tokens * Plan::scale_row, rows * Plan::scale_row, full);
+        }
+      } else if constexpr (Plan::whole_page) {
+        ptx::bulk_load(to, page, Plan::tile_bytes, full);
+      } else {
+        ptx::bulk_load(to + i * rows * Plan::key_pitch, page + part * Plan::value_bytes, rows * Plan::key_pitch, full);
+        if constexpr (Plan::scale_plane) {
+          ptx::bulk_load(to + Plan::value_bytes + i * rows * Plan::scale_row, page + Plan::tokens * Plan::key_pitch + part * tile_tokens * Plan::scale_row,
+                         rows * Plan::scale_row, full);
+        }
+      }
+    }
+  }
+  __syncwarp();
+}
+
+/// The producer warp: brings all tiles of the share.
+template <class Plan, class Shape>
+KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, const KeyMap& map, const Guess<Plan>& guess, Share share, kstd::uint32_t shared, int lane) {
+  Walk<Plan> walk(a, lane, share, true);
+  Segment<Plan> now, next;
   bool more = walk.next(now, &guess);
   int stage = 0;
   kstd::uint32_t parity = 1;
   while (more) {
+    walk.check(now);
 #pragma unroll 1
     for (int t = 0; t < now.tiles; ++t) {
-      int id[ids];
-#pragma unroll
-      for (int i = 0; i < ids; ++i) id[i] = __shfl_sync(~0U, now.id[i], t);
-      const kstd::uint32_t full = shared + Plan::full_at + stage * 8;
-      if (lane == 0) {
-        ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
-        const int token = (now.tile + t) * tile_tokens;
-        kstd::uint32_t missing = 0;
-        kstd::uint32_t bytes = 0;
-#pragma unroll
-        for (int i = 0; i < ids; ++i) {
-          if (id[i] < 0) {
-            missing |= 1U << i;
-          } else {
-            bytes += Plan::tile_bytes / ids;
-          }
-        }
-        ptx::store_shared4(shared + Plan::meta_at + stage * 16, {static_cast<kstd::uint32_t>(now.row), static_cast<kstd::uint32_t>(token), missing, 0});
-        ptx::mbarrier_arrive_expect(full, bytes);
-        const kstd::uint32_t to = shared + Plan::stages_at + stage * Plan::stage_bytes;
-#pragma unroll
-        for (int i = 0; i < ids; ++i) {
-          if (id[i] < 0) continue;
-          const kstd::byte* page = a.pages + a.page_stride * id[i];
-          if constexpr (Plan::swizzled) {
-            constexpr int rows = tile_tokens / ids;
-            const int first = (now.tile + t) % Plan::tiles_per_page * tile_tokens;  // token of the page
-#pragma unroll
-            for (int x = 0; x < Plan::key_row; x += Plan::width) {
-              ptx::tensor_load(to + x / Plan::width * Plan::plane_bytes + i * rows * Plan::width, &map, x, first, id[i], full);
-            }
-            if constexpr (Plan::scaled) {
-              ptx::bulk_load(shared + Plan::scales_at + stage * Plan::scale_bytes + i * rows * Plan::scale_row,
-                             page + Plan::tokens * Plan::key_row + first * Plan::scale_row, rows * Plan::scale_row, full);
-            }
-          } else if constexpr (Plan::whole_page) {
-            ptx::bulk_load(to, page, Plan::tile_bytes, full);
-          } else {
-            constexpr int rows = tile_tokens / ids;
-            const int half = (now.tile + t) % Plan::tiles_per_page;
-            ptx::bulk_load(to + i * rows * Plan::key_pitch, page + half * Plan::value_bytes, rows * Plan::key_pitch, full);
-            if constexpr (Plan::scale_plane) {
-              ptx::bulk_load(to + Plan::value_bytes + i * rows * Plan::scale_row,
-                             page + Plan::tokens * Plan::key_pitch + half * tile_tokens * Plan::scale_row, rows * Plan::scale_row, full);
-            }
-          }
-        }
-      }
-      __syncwarp();
+      ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
+      bring_tile<Plan>(a, map, now, t, shared, stage);
       if (++stage == Shape::stages) {
         stage = 0;
         parity ^= 1;
       }
-      if (t == 1 || (t == 0 && now.tiles == 1)) {
+      if (t == 1 || now.tiles == 1) {
         // The first tiles are under way: the ids of the next segment can follow, and, if it is of another row, its queries as far as L2.
         more = walk.next(next);
-        if (more && next.row != now.row) {
-          const char* q = static_cast<const char*>(a.queries) + static_cast<kstd::int64_t>(next.row) * Plan::next_n * Plan::query_bytes;
-          for (int i = lane * 128; i < Plan::next_n * Plan::query_bytes; i += 32 * 128) ptx::prefetch_l2(q + i);
-        }
+        if (more && next.row != now.row) prefetch_queries<Plan>(a, next.row, lane, 32);
       }
     }
     now = next;
   }
-  if (lane == 0) {
-    ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
-    ptx::store_shared4(shared + Plan::meta_at + stage * 16, {~0U, 0, 0, 0});
-    ptx::mbarrier_arrive(shared + Plan::full_at + stage * 8);
-  }
-}
-
-/// Brings the queries and weights of `row` to shared memory, in the order the products want; one warpgroup.
-template <class Plan, int Heads>
-KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
-  constexpr int chunks = Plan::query_row / 16;
-  constexpr int each = Heads * chunks / group_threads;
-  const kstd::int64_t first = static_cast<kstd::int64_t>(row) * Plan::next_n;
-  float w[(Plan::next_n * Heads + group_threads - 1) / group_threads];
-#pragma unroll
-  for (int i = 0; i * group_threads < Plan::next_n * Heads; ++i) {
-    const int at = i * group_threads + thread;
-    w[i] = at < Plan::next_n * Heads ? __ldg(a.weights + first * Heads + at) : 0.0F;
-  }
-  const int visible = thread < Plan::next_n ? visible_tokens<Plan>(a, row, thread) : 0;
-#pragma unroll 1
-  for (int q = 0; q < Plan::next_n; ++q) {
-    const char* from = static_cast<const char*>(a.queries) + (first + q) * Plan::query_bytes;
-    const kstd::uint32_t to = shared + Plan::queries_at + q * Plan::query_bytes;
-    Words4 v[each];
-    if constexpr (Plan::swizzled) {
-#pragma unroll
-      for (int i = 0; i < each; ++i) {
-        // lane: the column within a core, then blocks of 16 bytes of k, then blocks of 8 columns
-        const int at = i * group_threads + thread, r = at % 8, chunk = at / 8 % chunks, n = at / (8 * chunks);
-        v[i] = ptx::load_global4(from + (Heads / 4 * (r / 2) + 2 * n + r % 2) * Plan::query_row + chunk * 16);
-      }
-#pragma unroll
-      for (int i = 0; i < each; ++i) ptx::store_shared4(to + (i * group_threads + thread) / 8 * 128 + thread % 8 * 16, v[i]);
-    } else {
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      // lane: which of the 4 lanes of a quad will own this chunk, and the column within a core; then blocks of 8 columns, then blocks of 4 chunks
-      const int at = i * group_threads + thread;
-      const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
-      const int head = Heads / 4 * (r / 2) + 2 * n + r % 2;
-      // fp4: lane c of a quad owns block c, 32 elements
-      const int chunk = Plan::fp4 ? Plan::steps / 2 * c + k : c + 4 * k;
-      v[i] = ptx::load_global4(from + head * Plan::query_row + chunk * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const int at = i * group_threads + thread;
-      const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
-      if constexpr (Plan::fp4 && Plan::fp8) v[i] = {permute(v[i].x, v[i].y, 0x6420), permute(v[i].x, v[i].y, 0x7531), permute(v[i].z, v[i].w, 0x6420), permute(v[i].z, v[i].w, 0x7531)};
-      if constexpr (Plan::fp4 && !Plan::fp8) v[i] = {permute(v[i].x, v[i].z, 0x5410), permute(v[i].x, v[i].z, 0x7632), permute(v[i].y, v[i].w, 0x5410), permute(v[i].y, v[i].w, 0x7632)};
-      const kstd::uint32_t core = to + (n * 2 * Plan::steps + 4 * k) * 128 + r * 16 + c * 4;
-      ptx::store_shared(core, v[i].x);
-      ptx::store_shared(core + 128, v[i].y);
-      ptx::store_shared(core + 256, v[i].z);
-      ptx::store_shared(core + 384, v[i].w);
-    }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i * group_threads < Plan::next_n * Heads; ++i) {
-    const int at = i * group_threads + thread, q = at / Heads, h = at % Heads;
-    if (at < Plan::next_n * Heads) {
-      ptx::store_shared(shared + Plan::weights_at + (q * 4 + h / (Heads / 4)) * Plan::weight_run + h % (Heads / 4) * 4, __float_as_uint(mul_exact(0.5F, w[i])));
-    }
-  }
-  if (thread < Plan::next_n) ptx::store_shared(shared + Plan::visible_at + thread * 4, static_cast<kstd::uint32_t>(visible));
-  ptx::fence_async_shared();
-}
-
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void load_weights(float (&w)[Plan::columns / 2], kstd::uint32_t at) {
-#pragma unroll
-  for (int i = 0; i < Plan::columns / 8; ++i) {
-    const Words4 v = ptx::load_shared4(at + i * 16);
-    w[4 * i] = __uint_as_float(v.x);
-    w[4 * i + 1] = __uint_as_float(v.y);
-    w[4 * i + 2] = __uint_as_float(v.z);
-    w[4 * i + 3] = __uint_as_float(v.w);
-  }
-}
-
-/// Where this lane's part of a tile starts, bytes from the tile: row g of its warp, and of that the chunk it reads first.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t key_offset(int warp, int lane) {
-  const int g = lane / 4, c = lane % 4;
-  return (warp * 16 + g) * Plan::key_pitch + c * 16 + (!Plan::interleaved && Plan::steps > 2 && g % 2 != 0 ? 64 : 0);
-}
-/// This lane's part of the tile as operand A, from its key_offset on: rows g and g + 8 of its warp, k in the order that load_row gave the queries.
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t from, bool odd) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t row = from + half * 8 * Plan::key_pitch;
-    if constexpr (Plan::interleaved) {
-      // Rows of an odd number of words: single words meet few bank conflicts.
-#pragma unroll
-      for (int j = 0; j < Plan::steps; ++j) {
-        const kstd::uint32_t word = row + 4 * (j / 2) * 16 + j % 2 * 8;
-        k[j][half] = ptx::load_shared(word);
-        k[j][half + 2] = ptx::load_shared(word + 4);
-      }
-    } else if constexpr (Plan::steps == 2) {  // 64-byte rows
-      const Words4 x = ptx::load_shared4(row);
-      k[0][half] = x.x;
-      k[0][half + 2] = x.y;
-      k[1][half] = x.z;
-      k[1][half + 2] = x.w;
-    } else {
-#pragma unroll
-      for (int pair = 0; pair < Plan::steps / 4; ++pair) {
-        // Rows are a multiple of 128 bytes: neighbouring rows of one quarter-warp take the two 64-byte halves in opposite order, then swap.
-        const Words4 x = ptx::load_shared4(row + pair * 128);
-        const Words4 y = ptx::load_shared4(row + pair * 128 + (odd ? -64 : 64));
-        const Words4 low = odd ? y : x;
-        const Words4 high = odd ? x : y;
-        k[4 * pair][half] = low.x;
-        k[4 * pair][half + 2] = low.y;
-        k[4 * pair + 1][half] = low.z;
-        k[4 * pair + 1][half + 2] = low.w;
-        k[4 * pair + 2][half] = high.x;
-        k[4 * pair + 2][half + 2] = high.y;
-        k[4 * pair + 3][half] = high.z;
-        k[4 * pair + 3][half + 2] = high.w;
-      }
-    }
-  }
-}
-template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t stage, int warp, int lane) {
-  load_keys<Plan>(k, stage + key_offset<Plan>(warp, lane), lane / 4 % 2 != 0);
-}
-
-/// Starts the product of the tile in `k` with the queries `offset` bytes from `queries`, as many as d has columns for.
-template <class Plan, int Columns>
-KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t queries, int offset) {
-  // The operand complete before the fence, or the compiler adds fences of its own.
-#pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) asm volatile("" : "+r"(k[j][0]), "+r"(k[j][1]), "+r"(k[j][2]), "+r"(k[j][3]));
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) {
-    const kstd::uint64_t b = ptx::core_descriptor(queries, 128, 2 * Plan::steps * 128, offset + j * 256);
-    if constexpr (Plan::fp8) {
-      ptx::wgmma_e4m3(d, k[j], b, j != 0);
-    } else {
-      ptx::wgmma_bf16(d, k[j], b, j != 0);
-    }
-  }
-  ptx::wgmma_commit();
-}
-/// The same of a swizzled tile in shared memory.
-template <class Plan, int Columns>
-KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], const kstd::uint32_t& tile, kstd::uint32_t queries, int offset) {
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) {
-    const kstd::uint64_t a = ptx::swizzled_descriptor<Plan::width>(tile, j * 32 / Plan::width * Plan::plane_bytes + j * 32 % Plan::width);
-    const kstd::uint64_t b = ptx::core_descriptor(queries, 128, 2 * Plan::steps * 128, offset + j * 256);
-    if constexpr (Plan::fp8) {
-      ptx::wgmma_e4m3(d, a, b, j != 0);
-    } else {
-      ptx::wgmma_bf16(d, a, b, j != 0);
-    }
-  }
-  ptx::wgmma_commit();
-}
-
-/// Weighted relu sums of this lane's columns, for its two rows; pairs of fixed order.
-template <class Plan, int First, int Columns>
-KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Columns], const float (&w)[Plan::columns / 2], float& low, float& high) {
-  float s[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < Plan::columns / 4; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[e] = fma_exact(twice_relu(d[First + 4 * i + e]), w[2 * i + e % 2], s[e]);
-  }
-  low = add_exact(s[0], s[1]);
-  high = add_exact(s[2], s[3]);
-}
-
-/// A quarter of the heads of a lane's two rows, to the sum of all heads of one of them, for lanes with even c the low one.
-KVIRE_DEVICE KVIRE_INLINE float half_sum(float low, float high, int c) {
-  return add_exact(c % 2 != 0 ? high : low, __shfl_xor_sync(~0U, c % 2 != 0 ? low : high, 1));
-}
-
-/// Writes a logit from the sum over the heads. `at`: row and query token; `out`: its logits; `seen`: the tokens that it sees; `mine`: whether this lane
-/// writes it. Together: the query tokens of a warp's 16 tokens, lanes with c of 2 and 3 have the second.
-template <class Plan, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void write_logit(const LogitsArguments& a, kstd::int64_t at, float* out, int token, int seen, float sum, float scale, bool missing, bool mine) {
-  float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
-  if (missing) logit = -__int_as_float(0x7F800000);
-  if (logit != logit) {
-    logit = -__int_as_float(0x7F800000);
-    if (mine && token < seen && a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
-  }
-  if (mine && token < seen) out[token] = logit;
-  if constexpr (Shape::best) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const kstd::uint32_t key = token < seen && !missing ? order_key(logit) : 0U;
-#pragma unroll
-    for (int t = 0; t < Shape::together; ++t) {
-      const bool of_t = Shape::together == 1 || lane % 4 / 2 == t;
-      const kstd::uint32_t best = __reduce_max_sync(~0U, of_t ? key : 0U);
-      if (lane == 2 * t && token < seen) a.group_best[at * ((a.logits_stride + 15) / 16) + token / 16] = best;  // lanes with the first token
-    }
-  }
 }
 
 /// Keeps a lane's number in its register: the assembler would compute it again at every use.
-KVIRE_DEVICE KVIRE_INLINE int keep(int x, int lane) { return __shfl_sync(~0U, x, lane); }
+template <class T>
+KVIRE_DEVICE KVIRE_INLINE T keep(T x, int lane) {
+  return __shfl_sync(~0U, x, lane);
+}
 
 /// The consumer warpgroup: all tiles of the share. `row`: whose queries are in shared memory.
 ///
@@ -488,15 +146,16 @@ struct Consumer {
   int stage = 0;
   kstd::uint32_t parity = 0;
   float held[resident ? next_n : 1][columns / 2];
-  float* out[few ? products : 1];
+  char* out[few ? products : 1];
   int visible[few ? products : 1];
 
   KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q) const { return shared + Plan::weights_at + c * Plan::weight_run + q * 4 * Plan::weight_run; }
   KVIRE_DEVICE KVIRE_INLINE int token_of(int product) const { return product * together + (together == 2 ? c / 2 : 0); }
+  KVIRE_DEVICE KVIRE_INLINE int score_shift() const { return Plan::options && a.bf16 ? 1 : 2; }
   KVIRE_DEVICE KVIRE_INLINE void take_row() {
 #pragma unroll
     for (int i = 0; i < (few ? products : 1); ++i) {
-      out[i] = a.logits + (static_cast<kstd::int64_t>(row) * next_n + token_of(i)) * a.logits_stride;
+      out[i] = static_cast<char*>(a.logits) + (((static_cast<kstd::int64_t>(row) * next_n + token_of(i)) * a.logits_stride) << score_shift());
       visible[i] = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(i) * 4));
     }
     if constexpr (resident) {
@@ -517,9 +176,40 @@ struct Consumer {
     }
     return half_sum(low, high, c);
   }
+  /// Writes a logit from the sum over the heads. `product`: of which query tokens; `to`: their scores; `seen`: the tokens that this lane's one sees;
+  /// `token`: index of the score; `position`: of the key. Together: of a warp's 16 keys, lanes with c of 2 and 3 write those of the second query token.
+  KVIRE_DEVICE KVIRE_INLINE void write(int product, char* to, int seen, int token, unsigned position, float sum, float scale) {
+    const bool mine = together == 2 || c < 2;
+    const bool there = position < static_cast<unsigned>(seen);
+    float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
+    if (!there) logit = -__int_as_float(0x7F800000);
+    if (logit != logit) {
+      logit = -__int_as_float(0x7F800000);
+      if (mine && a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
+    }
+    if (mine && token < (listed<Plan>(a) ? listed_scores<Plan>(a) : seen)) {
+      if (Plan::options && a.bf16) {
+        store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit);
+      } else {
+        store_logit(reinterpret_cast<float*>(to) + token, logit);
+      }
+    }
+    if constexpr (Shape::best) {
+      const kstd::uint32_t key = there ? order_key(logit) : 0U;
+#pragma unroll
+      for (int t = 0; t < together; ++t) {
+        const bool of_t = together == 1 || c / 2 == t;
+        const kstd::uint32_t best = __reduce_max_sync(~0U, of_t ? key : 0U);
+        if (lane == 2 * t && token < seen) {  // lanes with the first token
+          const kstd::int64_t at = static_cast<kstd::int64_t>(row) * next_n + token_of(product);
+          a.group_best[at * ((a.logits_stride + 15) / 16) + token / 16] = best;
+        }
+      }
+    }
+  }
   /// Sums and logits of a product, which is in d. Known: which one, if `few`.
   template <int Known>
-  KVIRE_DEVICE KVIRE_INLINE void finish(const Sums& d, int product, int token, float scale, bool missing) {
+  KVIRE_DEVICE KVIRE_INLINE void finish(const Sums& d, int product, int token, unsigned position, float scale) {
     float sum = sum_token<0, Known * together>(d, product * together);
     if constexpr (together == 2) {  // lanes with c of 0 and 1 finish the first query token, the others the second
       const float second = sum_token<columns, Known * together + 1>(d, product * together + 1);
@@ -528,68 +218,68 @@ struct Consumer {
       sum = add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
     }
     const int seen = few ? visible[few ? Known : 0] : static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(product) * 4));
-    float* to = few ? out[few ? Known : 0] : out[0] + product * together * a.logits_stride;
-    write_logit<Plan, Shape>(a, static_cast<kstd::int64_t>(row) * next_n + token_of(product), to, token, seen, sum, scale, missing, together == 2 || c < 2);
-  }
-  template <class Keys>
-  KVIRE_DEVICE KVIRE_INLINE void multiply(Sums& d, Keys& keys, int product) {
-    start_product<Plan>(d, keys, shared + Plan::queries_at, product * together * Plan::query_bytes);
-    ptx::wgmma_wait<0>();
-    ptx::touch(d);
+    char* to = few ? out[few ? Known : 0] : out[0] + (product * together * a.logits_stride << score_shift());
+    write(product, to, seen, token, position, sum, scale);
   }
   /// This lane reads a stage no more. All arrive: that one lane may speak for its warp is more than racecheck follows, and it costs no time.
   KVIRE_DEVICE KVIRE_INLINE void release(int which) { ptx::mbarrier_arrive(shared + Plan::empty_at + which * 8); }
-  /// All of a tile. `keys`: its operand, in registers or the address in shared memory; `done` is called when nothing reads it there any more.
+  /// One product of a tile, to the last. `keys`: its operand, in registers or in shared memory; `done` is called when nothing reads it any more. Known:
+  /// which product, if `few`.
+  template <int Known, class Keys, class Done>
+  KVIRE_DEVICE KVIRE_INLINE void product_of(const Keys& keys, int product, int token, unsigned position, float scale, Done&& done) {
+    Sums d;
+    start_product<Plan>(d, keys, query_operand<Plan>(shared + Plan::queries_at + product * together * Plan::query_bytes));
+    ptx::wgmma_wait<0>();
+    if (product == products - 1) done();
+    ptx::touch(d);
+    finish<Known>(d, product, token, position, scale);
+  }
   template <class Keys, class Done>
-  KVIRE_DEVICE KVIRE_INLINE void products_of(Keys& keys, int token, float scale, bool missing, Done&& done) {
+  KVIRE_DEVICE KVIRE_INLINE void products_of(const Keys& keys, int token, unsigned position, float scale, Done&& done) {
     if constexpr (few) {
-      Sums d;
-      multiply(d, keys, 0);
-      if (products == 1) done();
-      finish<0>(d, 0, token, scale, missing);
-      if constexpr (products == 2) {
-        multiply(d, keys, 1);
-        done();
-        finish<1>(d, 1, token, scale, missing);
-      }
+      product_of<0>(keys, 0, token, position, scale, done);
+      if constexpr (products == 2) product_of<1>(keys, 1, token, position, scale, done);
     } else {
 #pragma unroll 1
-      for (int product = 0; product < products; ++product) {
-        Sums d;
-        multiply(d, keys, product);
-        if (product == products - 1) done();
-        finish<0>(d, product, token, scale, missing);
-      }
+      for (int product = 0; product < products; ++product) product_of<0>(keys, product, token, position, scale, done);
     }
   }
-  KVIRE_DEVICE KVIRE_INLINE void run() {
+  /// `tiles`: of the share.
+  KVIRE_DEVICE KVIRE_INLINE void run(int tiles) {
+    constexpr int rows = tile_tokens / Plan::pages_per_tile;
     take_row();
-    for (;;) {
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
       ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
       const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
       if (static_cast<int>(meta.x) != row) {
-        if (static_cast<int>(meta.x) < 0) return;
         row = static_cast<int>(meta.x);
         ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
         load_row<Plan, Heads>(a, row, shared, thread);
         ptx::named_barrier(1, group_threads);
         take_row();
       }
-      const kstd::uint32_t tile = shared + Plan::stages_at + stage * Plan::stage_bytes;
+      const int token = static_cast<int>(meta.y) + local;
+      const unsigned position = Plan::pages_per_tile > 1 ? (local < rows ? meta.z : meta.w) + local % rows : meta.z + local;
       const int used = stage;
       if (++stage == Shape::stages) {
         stage = 0;
         parity ^= 1;
       }
-      const bool missing = (meta.z >> (Plan::pages_per_tile > 1 ? local / (tile_tokens / Plan::pages_per_tile) : 0) & 1U) != 0;
-      const int token = static_cast<int>(meta.y) + local;
-      float scale = 1;
       if constexpr (Plan::swizzled) {
+        float scale = 1;
         if constexpr (Plan::scaled) scale = __uint_as_float(ptx::load_shared(shared + Plan::scales_at + used * Plan::scale_bytes + local * 4));
-        products_of(tile, token, scale, missing, [&] { release(used); });
+        const ptx::Descriptor tile = ptx::swizzled_descriptor<Plan::width>(shared + Plan::stages_at + used * Plan::stage_bytes);
+        products_of(tile, token, position, scale, [&] {
+          release(used);
+          // A wait for nothing ends the basic block, within which the assembler would move the release behind the sums.
+          ptx::mbarrier_wait(shared + Plan::open_at, 1);
+        });
       } else {
+        const kstd::uint32_t tile = shared + Plan::stages_at + used * Plan::stage_bytes;
         kstd::uint32_t keys[Plan::steps][4];
         [[maybe_unused]] bool lost[2] = {false, false};
+        float scale = 1;
         if constexpr (Plan::fp4) {
           scale = load_fp4_keys<Plan>(keys, lost, tile, shared + Plan::codes_at, first, c);
         } else {
@@ -599,10 +289,12 @@ struct Consumer {
           }
         }
         release(used);  // the tile is in registers
-        products_of(keys, token, scale, missing, [] {});
+        complete(keys);
+        products_of(keys, token, position, scale, [] {});
         if constexpr (Plan::fp4 && Plan::fp8) {
-          if (missing) lost[0] = lost[1] = false;
-          exact_logits<P, Plan, Heads, Shape>(a, row, token - local + first / 16 * 16, lost, shared, lane);
+          if (static_cast<int>(position) < 0) lost[0] = lost[1] = false;  // no page
+          const int back = local - first / 16 * 16;
+          exact_logits<P, Plan, Heads, Shape>(a, row, token - back, static_cast<int>(position) - back, lost, shared, lane);
         }
       }
     }
@@ -618,31 +310,29 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
 #if KVIRE_SM90A
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const kstd::uint32_t shared = ptx::shared_address(memory);
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = __shfl_sync(~0U, thread / 32, 0);
-  constexpr int producer = group_threads / 32;
+  const int warp = __shfl_sync(~0U, thread / 32, 0), lane = thread % 32;
+  const kstd::uint32_t shared = detail::keep(ptx::shared_address(memory), lane);
   ptx::launch_dependents();
   // Where this CTA's share would start were all rows as long as the table is wide: what lies there is read while the lengths are on their way.
-  const int width = detail::tiles_of(detail::clamp_length<Plan>(a, 0x7FFFFFFF));
+  const int width = detail::tiles_of(detail::most_scores<Plan>(a));
   int begin, size;
   detail::split(static_cast<unsigned>(width) * static_cast<unsigned>(a.batch), blockIdx.x, gridDim.x, begin, size);
   const int guess = begin / width < a.batch ? begin / width : 0;
 
-  if (warp == producer) {
-    const int lane = thread % 32;
+  if (warp == group_threads / 32) {
     if constexpr (Plan::swizzled) ptx::prefetch_tensor_map(&map);
     if (lane < Shape::stages) {
       ptx::mbarrier_init(shared + Plan::full_at + lane * 8, 1);
       ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, group_threads);
+      if (lane == 0) ptx::mbarrier_init(shared + Plan::open_at, 1);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
     ptx::named_barrier_arrive(2, Shape::threads);
     ptx::wait_for_earlier_grids();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
-    const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
-    detail::produce<Plan, Shape>(a, map, ids, share, shared, lane);
+    detail::produce<Plan, Shape>(a, map, ids, detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x), shared, lane);
   } else {
     ptx::wait_for_earlier_grids();
     // Warms L2: the whole page table, line by line over all CTAs.
@@ -654,7 +344,13 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     }
     detail::load_row<Plan, Heads>(a, guess, shared, thread);
     ptx::named_barrier(2, Shape::threads);
-    detail::Consumer<P, Plan, Heads, Shape>{a, guess, shared, thread}.run();
+    const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
+    if (share.tiles == 0) return;
+    if (share.row != guess) {  // where lengths differ; known before the first tile is there
+      detail::load_row<Plan, Heads>(a, share.row, shared, thread);
+      ptx::named_barrier(1, group_threads);
+    }
+    detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread}.run(share.tiles);
   }
 #else
   (void)a, (void)map;
@@ -694,10 +390,12 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   auto* kernel = &logits_kernel<P, Query, Heads, NextN, Shape>;
-  if (a.batch <= 0 || a.table_width <= 0 || a.logits_stride <= 0) return cudaSuccess;
+  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * Plan::tokens;  // of a row, at most
+  if (a.batch <= 0 || scores <= 0 || a.logits_stride <= 0) return cudaSuccess;
+  if (!Shape::options && (a.bf16 || a.blocks != nullptr)) return cudaErrorInvalidValue;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  const kstd::int64_t most = static_cast<kstd::int64_t>(a.batch) * ((static_cast<kstd::int64_t>(a.table_width) * Plan::tokens + tile_tokens - 1) / tile_tokens);
+  const kstd::int64_t most = a.batch * ((scores + tile_tokens - 1) / tile_tokens);
   const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Shape::ctas_per_sm;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -23,7 +23,8 @@ struct CudaSparseLogitsOptions {
   Tensor<const std::int32_t, 2> blocks = {};  ///< in device memory; as SparseLogitsOptions::blocks
 };
 
-/// What tuned kernels are built for: the heads and, each by its own kernels, the query tokens of a row. Every kernel costs time to compile.
+/// What tuned kernels are built for: the heads and, each by its own kernels, the query tokens of a row. Every kernel costs time to compile; for Hopper
+/// there are two, one of them for bf16 scores and lists of blocks.
 template <int Heads, int... NextN>
 struct TunedLogits {};
 using DefaultTunedLogits = TunedLogits<64, 1, 2>;
@@ -127,8 +128,11 @@ inline sm90::LogitsArguments tuned_arguments(const body::SparseLogitsArgs& args,
   a.table_width = static_cast<std::int32_t>(args.max_pages);
   a.lengths = args.lengths;
   a.lengths_per_query = args.lengths_per_query;
-  a.logits = args.scores.f32();
+  a.logits = args.scores.data;
   a.logits_stride = args.stride;
+  a.bf16 = args.scores.element == Element::bf16;
+  a.blocks = args.blocks;
+  a.max_blocks = args.max_blocks;
   if (counts != nullptr) {
     a.bad_pages = reinterpret_cast<unsigned long long*>(&counts->bad_pages);
     a.nan_logits = reinterpret_cast<unsigned long long*>(&counts->nan_logits);
@@ -160,8 +164,6 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
     const LogitsCode code = logits_code(device);
     if (!code.hopper && !code.portable) {
       reason = "device " + std::to_string(device) + " runs neither code for sm_90a nor for sm_80, or the program has none";
-    } else if (args.scores.element != Element::f32 || args.blocks != nullptr) {
-      reason = args.blocks != nullptr ? "blocks are listed" : "scores are bf16";
     } else if (args.heads != Heads) {
       reason = "there are " + std::to_string(args.heads) + " heads, it is built for " + std::to_string(Heads);
     } else if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) {
@@ -174,7 +176,10 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
       const sm90::LogitsArguments a = tuned_arguments(args, options.counts);
       const bool hopper = code.hopper && !options.portable && with_built<NextN...>(args, [&](auto element, auto next_n) {
                             if constexpr (tuned_serves<P, element(), next_n()>()) {
-                              error = sm90::launch_logits<P, element(), Heads, next_n()>(a, processors, stream, options.overlap);
+                              using Shape = sm90::DefaultLogitsShape<P, element(), Heads, next_n()>;
+                              error = a.bf16 || a.blocks != nullptr
+                                          ? sm90::launch_logits<P, element(), Heads, next_n(), sm90::WithOptions<Shape>>(a, processors, stream, options.overlap)
+                                          : sm90::launch_logits<P, element(), Heads, next_n(), Shape>(a, processors, stream, options.overlap);
                               return true;
                             } else {
                               return false;

@@ -68,6 +68,13 @@ KVIRE_DEVICE KVIRE_INLINE void named_barrier(int id, int threads) { asm volatile
 /// The same without waiting.
 KVIRE_DEVICE KVIRE_INLINE void named_barrier_arrive(int id, int threads) { asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+/// True for one lane of the warp, all of whose lanes are here.
+KVIRE_DEVICE KVIRE_INLINE bool elect() {
+  kstd::uint32_t chosen;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(chosen));
+  return chosen != 0;
+}
+
 /// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible.
 KVIRE_DEVICE KVIRE_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 KVIRE_DEVICE KVIRE_INLINE void wait_for_earlier_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

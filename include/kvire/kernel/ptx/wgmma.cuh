@@ -11,20 +11,25 @@ KVIRE_NAMESPACE_BEGIN
 /// of rows 16w + g and 16w + g + 8; a[2], a[3] those of the second 16 bytes. d[4i + e] is row 16w + g + 8 (e / 2), column 8i + 2c + e % 2.
 namespace ptx {
 
-/// Descriptor of a B operand without swizzle: cores of 8 columns x 16 bytes of k, 128 contiguous bytes each.
-/// `k_step`: bytes from a core to the next along k; `n_step`: along the columns. `at` is a shared address, `offset` is from there, in bytes too; all
-/// are multiples of 16. What depends on `at` alone is the same for all offsets.
-KVIRE_DEVICE KVIRE_INLINE kstd::uint64_t core_descriptor(kstd::uint32_t at, kstd::uint32_t k_step, kstd::uint32_t n_step, kstd::uint32_t offset = 0) {
-  const kstd::uint32_t low = ((at & 0x3FFFFU) >> 4 | k_step >> 4 << 16) + (offset >> 4);
-  return static_cast<kstd::uint64_t>(n_step >> 4) << 32 | low;
-}
+/// Where an operand lies in shared memory, as a product wants to know it. `low` has the address: adding bytes / 16 to it moves the operand.
+struct Descriptor {
+  kstd::uint32_t low;
+  kstd::uint32_t high;
 
-/// Descriptor of an operand of rows of Width bytes, 64 or 128, as a tensor copy with that swizzle writes them: blocks of 8 rows behind each other. `at`
-/// is a multiple of such a block, `offset` in bytes from there.
+  KVIRE_DEVICE KVIRE_INLINE kstd::uint64_t at(kstd::uint32_t bytes) const {
+    return static_cast<kstd::uint64_t>(high) << 32 | (low + (bytes >> 4));
+  }
+};
+/// A B operand without swizzle: cores of 8 columns x 16 bytes of k, 128 contiguous bytes each. `k_step`: bytes from a core to the next along k;
+/// `n_step`: along the columns; both, and the shared address, multiples of 16.
+KVIRE_DEVICE KVIRE_INLINE Descriptor core_descriptor(kstd::uint32_t address, kstd::uint32_t k_step, kstd::uint32_t n_step) {
+  return {(address >> 4) + (k_step >> 4 << 16), n_step >> 4};
+}
+/// An operand of rows of Width bytes, 64 or 128, as a tensor copy with that swizzle writes them: blocks of 8 rows behind each other. The shared
+/// address is a multiple of such a block.
 template <int Width>
-KVIRE_DEVICE KVIRE_INLINE kstd::uint64_t swizzled_descriptor(kstd::uint32_t at, kstd::uint32_t offset) {
-  const kstd::uint32_t low = ((at & 0x3FFFFU) >> 4 | 1U << 16) + (offset >> 4);
-  return kstd::uint64_t{Width == 128 ? 1U : 2U} << 62 | static_cast<kstd::uint64_t>(8 * Width >> 4) << 32 | low;
+KVIRE_DEVICE KVIRE_INLINE Descriptor swizzled_descriptor(kstd::uint32_t address) {
+  return {(address >> 4) + (1U << 16), (Width == 128 ? 1U : 2U) << 30 | 8 * Width >> 4};
 }
 
 KVIRE_DEVICE KVIRE_INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -41,182 +46,51 @@ KVIRE_DEVICE KVIRE_INLINE void touch(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// d (+)= a x b of one k step, e4m3, 32 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[16], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, e4m3, 64 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[32], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 32 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[16], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 64 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[32], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, e4m3, 128 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[64], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
-      "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 128 columns; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[64], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
-      "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, e4m3, 32 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[16], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, e4m3, 64 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[32], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, e4m3, 128 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_e4m3(float (&d)[64], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "
-      "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 32 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[16], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 64 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[32], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
-/// d (+)= a x b of one k step, bf16, 128 columns, both operands in shared memory; `accumulate` 0 starts from zero.
-KVIRE_DEVICE KVIRE_INLINE void wgmma_bf16(float (&d)[64], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-      "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "
-      "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(accumulate));
-}
+// wgmma_e4m3 and wgmma_bf16: d (+)= a x b of one k step (32 bytes), for 32, 64 and 128 columns, A as a descriptor or in registers; `accumulate` 0 starts
+// from zero. Inline assembly has no loops: macros spell the accumulators, and count the operands behind them.
+#define KVIRE_WGMMA_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define KVIRE_WGMMA_LIST_32 KVIRE_WGMMA_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KVIRE_WGMMA_LIST_64                                                                                              \
+  KVIRE_WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50," \
+                      " %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KVIRE_WGMMA_8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KVIRE_WGMMA_OUT_16 KVIRE_WGMMA_8(0), KVIRE_WGMMA_8(8)
+#define KVIRE_WGMMA_OUT_32 KVIRE_WGMMA_OUT_16, KVIRE_WGMMA_8(16), KVIRE_WGMMA_8(24)
+#define KVIRE_WGMMA_OUT_64 KVIRE_WGMMA_OUT_32, KVIRE_WGMMA_8(32), KVIRE_WGMMA_8(40), KVIRE_WGMMA_8(48), KVIRE_WGMMA_8(56)
+#define KVIRE_WGMMA_HEAD(columns, k, element, n, accumulate) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate           \
+  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k" #k ".f32." #element "." #element " {" KVIRE_WGMMA_LIST_##n "}, "
+// o0 to o5: the numbers of the operands behind n accumulators. `a_order`, `b_order`: which way 16-bit operands lie.
+#define KVIRE_WGMMA_ELEMENT(columns, k, element, a_order, b_order, n, o0, o1, o2, o3, o4, o5)                                                             \
+  KVIRE_DEVICE KVIRE_INLINE void wgmma_##element(float (&d)[n], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {                                     \
+    asm volatile(KVIRE_WGMMA_HEAD(columns, k, element, n, o2) "%" #o0 ", %" #o1 ", p, 1, 1" a_order b_order ";\n}\n"                                      \
+                 : KVIRE_WGMMA_OUT_##n                                                                                                                    \
+                 : "l"(a), "l"(b), "r"(accumulate));                                                                                                      \
+  }                                                                                                                                                       \
+  KVIRE_DEVICE KVIRE_INLINE void wgmma_##element(float (&d)[n], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {                         \
+    asm volatile(KVIRE_WGMMA_HEAD(columns, k, element, n, o5) "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1" b_order ";\n}\n"              \
+                 : KVIRE_WGMMA_OUT_##n                                                                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                                                  \
+  }
+#define KVIRE_WGMMA(columns, ...)                                   \
+  KVIRE_WGMMA_ELEMENT(columns, 32, e4m3, "", "", __VA_ARGS__)       \
+  KVIRE_WGMMA_ELEMENT(columns, 16, bf16, ", 0", ", 0", __VA_ARGS__)
+
+KVIRE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
+KVIRE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+KVIRE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+
+#undef KVIRE_WGMMA
+#undef KVIRE_WGMMA_ELEMENT
+#undef KVIRE_WGMMA_HEAD
+#undef KVIRE_WGMMA_OUT_64
+#undef KVIRE_WGMMA_OUT_32
+#undef KVIRE_WGMMA_OUT_16
+#undef KVIRE_WGMMA_8
+#undef KVIRE_WGMMA_LIST_64
+#undef KVIRE_WGMMA_LIST_32
+#undef KVIRE_WGMMA_LIST_16
 
 }  // namespace ptx
 
