@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <kvire/kernel/body/place_tokens.hpp>
+#include <kvire/kernel/cuda/block_group.cuh>
+#include <kvire/kernel/cuda/plain_kernel.cuh>
+#include <kvire/kernel/ptx/barrier.cuh>
+
+/// body::place_tokens with a block for each row of the batch.
+
+KVIRE_NAMESPACE_BEGIN
+namespace detail::place {
+
+inline constexpr int threads = 1024;
+
+inline std::int64_t shared_bytes(std::int64_t n) { return body::PlaceScratch::words(n) * 4; }
+
+#if KVIRE_CUDA_COMPILER
+
+template <class Slot>
+__global__ __launch_bounds__(threads) void place_tokens_kernel(const __grid_constant__ body::PlaceTokensArgs<Slot> args, HotCounts* counts) {
+#if KVIRE_DEVICE_ARCH >= 900
+  ptx::launch_dependents();
+#endif
+  extern __shared__ __align__(16) kstd::int32_t place_scratch[];
+  __shared__ typename BlockGroup<threads>::Exchange exchange;
+  const HotCounts mine = body::place_tokens(BlockGroup<threads>{&exchange}, kstd::int64_t(blockIdx.x), args, body::PlaceScratch(place_scratch, args.n));
+  if (counts != nullptr && threadIdx.x == 0) add_counts(counts, mine);
+}
+
+#endif  // KVIRE_CUDA_COMPILER
+
+}  // namespace detail::place
+
+#if KVIRE_CUDA_COMPILER
+
+/// Queues the placement of `args.batch` rows; pointers in device memory, `counts` (or null) is added to. A kernel launched behind it with programmatic
+/// dependent launch may start at once, and waits for its end. Captures; allocates nothing, waits for nothing. cudaErrorInvalidValue if lists are
+/// longer than shared memory has room for (detail::place::shared_bytes).
+template <class Slot>
+cudaError_t launch_place_tokens(const body::PlaceTokensArgs<Slot>& args, HotCounts* counts, cudaStream_t stream) {
+  if (args.batch == 0 || args.n == 0) return cudaSuccess;
+  const auto kernel = detail::place::place_tokens_kernel<Slot>;
+  const auto bytes = static_cast<std::size_t>(detail::place::shared_bytes(args.n));
+  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)); e != cudaSuccess) return e;
+  kernel<<<static_cast<unsigned>(args.batch), detail::place::threads, bytes, stream>>>(args, counts);
+  return cudaGetLastError();
+}
+
+#endif  // KVIRE_CUDA_COMPILER
+
+KVIRE_NAMESPACE_END
