@@ -16,7 +16,7 @@ class PageHold {
  public:
   PageHold() = default;
   PageHold(PageHold&& other) noexcept : state_(std::exchange(other.state_, nullptr)), flight_(std::exchange(other.flight_, nullptr)) {}
-  PageHold& operator=(PageHold&& other) noexcept {
+  PageHold& operator=(PageHold other) noexcept {
     std::swap(state_, other.state_);
     std::swap(flight_, other.flight_);
     return *this;

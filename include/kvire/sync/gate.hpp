@@ -47,8 +47,12 @@ class Gate {
 
   /// Begins a step on `stream`, which must outlive it. Errors: timeout, naming the transfer and its first layer that was not issued; failed,
   /// for a transfer that was dropped or has failed from its first layer on. A transfer that fails at a later layer lets the earlier ones
-  /// through: `read` of the later ones reports it.
+  /// through: `read` of the later ones reports it. invalid_argument for an empty ticket and for limits below 0.
   Result<Step<Backend>> begin(std::span<const Dependency<Backend>> transfers, Stream<Backend>& stream, Deadline deadline) const {
+    for (const auto limit : {options_.issue_limit, options_.load_limit}) {
+      if (limit.count() >= 0) continue;
+      return Error{ErrorCode::invalid_argument, "gate '" + options_.name + "': a limit is " + std::to_string(limit.count()) + " ms, below 0"};
+    }
     auto state = std::make_shared<typename Step<Backend>::State>();
     state->name = options_.name;
     state->stream = &stream;

@@ -201,6 +201,15 @@ TEST_CASE("gate: an empty ticket is an error, an empty list is nothing to wait f
   CHECK(s.gate.begin({}, s.compute).ok());
 }
 
+TEST_CASE("gate: a limit below nothing is refused, not taken for one that has passed") {
+  Setup s;
+  for (const GateOptions& options : {GateOptions{.issue_limit = -1ms}, GateOptions{.load_limit = -1ms}}) {
+    const auto step = Gate<Host>(options).begin({}, s.compute);
+    REQUIRE_FALSE(step.ok());
+    CHECK(step.error().message == "gate 'gate': a limit is -1 ms, below 0");
+  }
+}
+
 TEST_CASE("step: a load that fails at layer 2 lets layers 0 and 1 through and fails 2 and 3") {
   for (const bool known_before : {false, true}) {
     CAPTURE(known_before);
