@@ -41,6 +41,16 @@ class TierRig {
   kvire::FaultHooks& store_faults() { return *store_faults_; }
   kvire::Stream<kvire::Host>& compute() { return compute_; }
   std::int64_t wrong_pages() const { return wrong_; }
+  auto& device() { return device_; }
+  auto& host() { return host_; }
+
+  /// Inverts a bit of a page that the host has and nobody is copying; false if that is not so.
+  bool flip_on_host(std::int32_t node) {
+    constexpr int space = Model::space_index<kvire::space::Full>();
+    if (!cache_.cache().has(node, space, kvire::CacheTier::host) || cache_.cache().in_flight(node, space)) return false;
+    kvire::pool_access::view(host_.template entry<SmallLatent>(), kvire::EntrySlot(1)).page(cache_.cache().host(node, space).id().value)[77] ^= std::byte{16};
+    return true;
+  }
 
   template <class Space>
   auto& device_ledger() {

@@ -43,7 +43,13 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     shape.keep_tokens = options.keep_tokens;
     auto cache = Cache::make(shape, policy);
     if (!cache.ok()) return cache.error();
-    return Result<TieredCache>(TieredCache(std::move(cache).value(), pools, options, files));
+    std::shared_ptr<PageSeals> seals;
+    if (options.seal && pools.host != nullptr) {
+      auto made = PageSeals::make(*pools.host);
+      if (!made.ok()) return Error{made.error().code, options.name + ": " + made.error().message};
+      seals = std::move(made).value();
+    }
+    return Result<TieredCache>(TieredCache(std::move(cache).value(), pools, options, std::move(seals), files));
   }
 
   /// The root of a namespace; its layout is set to the bundle's.
@@ -56,6 +62,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   /// where the device has no room (after evicting, and waiting for pages that are leaving until `room_limit`). A request that must compute
   /// its last token passes all but that one.
   Held acquire(std::int32_t root, std::span<const TokenId> tokens) {
+    const std::int64_t begin = detail::steady_ns();
     this->poll();
     const std::int64_t page = this->cache_.shape().page_tokens;
     auto wanted = tokens;
@@ -67,11 +74,12 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       Held held{this->cache_.acquire(match)};
       path_.resize(static_cast<std::size_t>(match.pages));
       this->cache_.path(match.node, path_);
+      this->note_sources(path_);
       if (const std::int64_t usable = bring(reason); usable < match.pages) {
         wanted = wanted.first(static_cast<std::size_t>(usable * page));
         continue;
       }
-      this->count_lookup(static_cast<std::int64_t>(tokens.size()) / page, first, match, reason);
+      this->count_lookup(static_cast<std::int64_t>(tokens.size()) / page, first, match, reason, path_, begin);
       held.tokens = match.pages * page;
       this->depend(held.loads, [&](std::int32_t node) {
         const auto depth = static_cast<std::size_t>(this->cache_.depth(node));
@@ -107,7 +115,9 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
         status = how.error();
         break;
       }
-      ++(how.value() == Cache::Published::known ? this->counters_.shared_pages : this->counters_.published_pages);
+      const bool known = how.value() == Cache::Published::known;
+      ++(known ? this->counters_.shared_pages : this->counters_.published_pages);
+      if (!known) this->note_page(CacheWork::publish, CacheTier::device, held.prefix.node(), -1, this->request_);
       // The prefix goes on with the cache's page, which may be on its way here for somebody else.
       if (how.value() != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
       if (this->options_.write_through) this->to_host(held.prefix.node(), through);
@@ -224,7 +234,8 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
  private:
-  TieredCache(Cache cache, const Pools& pools, const TieredOptions& options, Files* files) : Base(std::move(cache), pools, options, files) {}
+  TieredCache(Cache cache, const Pools& pools, const TieredOptions& options, std::shared_ptr<PageSeals> seals, Files* files)
+      : Base(std::move(cache), pools, options, std::move(seals), files) {}
 
   // Tokens of the longest tail that they could continue through.
   std::size_t tail_size(std::span<const TokenId> tokens) const {

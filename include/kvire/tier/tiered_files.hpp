@@ -11,11 +11,12 @@
 KVIRE_NAMESPACE_BEGIN
 
 /// What a tiered cache asks of a tier below the host (FileTier is one): records of host pages by key, stored and loaded asynchronously. It keeps
-/// to a budget of its own, and may forget a record at any time: a load of it then fails as stale.
+/// to a budget of its own, and may forget a record at any time: a load of it then fails as stale. With seals, a store of pages that are not what
+/// they say fails as mismatch, and a load sets them.
 template <class F, class Bundle, class Backend>
-concept PageFiles = requires(F f, const RecordKey& key, HostBundlePool<Bundle, Backend>& pool, BundleRefs<Bundle, HostPage> pages) {
-  { f.store(key, pool, pages) } -> std::same_as<Event<Host>>;
-  { f.load(key, pool, pages) } -> std::same_as<Event<Host>>;
+concept PageFiles = requires(F f, const RecordKey& key, HostBundlePool<Bundle, Backend>& pool, BundleRefs<Bundle, HostPage> pages, std::shared_ptr<PageSeals> seals) {
+  { f.store(key, pool, pages, seals) } -> std::same_as<Event<Host>>;
+  { f.load(key, pool, pages, seals) } -> std::same_as<Event<Host>>;
   { f.find(key) } -> std::same_as<std::optional<BundlePages<Bundle>>>;
 };
 
@@ -74,8 +75,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   }
 
  protected:
-  FileTraffic(typename Base::Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options, Files* files)
-      : Base(std::move(cache), pools, options), files_(files) {}
+  FileTraffic(typename Base::Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options, std::shared_ptr<PageSeals> seals, Files* files)
+      : Base(std::move(cache), pools, options, std::move(seals)), files_(files) {}
 
   bool files_under_way() const { return !flights_.empty(); }
   bool wait_for_file(Deadline deadline) {
@@ -104,6 +105,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     std::vector<int> spaces;
     bool load;
     Event<Host> event;
+    std::int64_t begin_ns;
+    std::int64_t request;
   };
 
   // Makes the cache know what a record has of the page, or tail, behind `parent`; -1 if there is no record, or none with all that is needed.
@@ -153,7 +156,10 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
     const std::int64_t tail = this->cache_.tail_tokens(node);
     const RecordKey record = key(node, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
-    flights_.push_back({node, std::move(arriving), load, load ? files_->load(record, *this->pools_.host, std::move(refs)) : files_->store(record, *this->pools_.host, std::move(refs))});
+    const std::int64_t begin = steady_ns();
+    auto& host = *this->pools_.host;
+    auto event = load ? files_->load(record, host, std::move(refs), this->seals_) : files_->store(record, host, std::move(refs), this->seals_);
+    flights_.push_back({node, std::move(arriving), load, std::move(event), begin, this->request_});
   }
 
   void land_files() {
@@ -167,15 +173,20 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
       flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(i));
       const CacheTier to = flight.load ? CacheTier::host : CacheTier::file;
       const bool ok = state == EventState::complete;
+      const CacheWork work = flight.load ? CacheWork::read : CacheWork::write;
+      const std::int64_t end = steady_ns();
+      this->count_time(work, flight.begin_ns, end);
       for (const int s : flight.spaces) {
         this->count_arrival(to, s, ok);
+        this->note_page(work, to, flight.node, s, flight.request, ok ? "" : "failed", flight.begin_ns, end);
         this->cache_.arrived(flight.node, s, to, ok);
       }
       if (ok && !flight.load) store_file(flight.node);  // what has come to the host meanwhile
-      if (ok || !flight.load) continue;
-      // A system's error may pass; a record that is gone or wrong will not come back.
+      if (ok) continue;
+      // A system's error may pass; a record that is gone or wrong will not come back, and neither will what the host's pages should have held.
       const ErrorCode code = flight.event.status().error().code;
-      if (code != ErrorCode::stale && code != ErrorCode::mismatch) continue;
+      for (int s = 0; s < spaces && !flight.load && code == ErrorCode::mismatch; ++s) this->spoil(flight.node, s);
+      if (!flight.load || (code != ErrorCode::stale && code != ErrorCode::mismatch)) continue;
       for (const int s : flight.spaces) {
         if (this->cache_.has(flight.node, s, CacheTier::file)) this->cache_.drop(flight.node, s, CacheTier::file);
       }

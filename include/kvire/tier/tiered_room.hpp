@@ -26,7 +26,7 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
       this->poll();
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
-      if (evict(space, this->options_.batch_pages) || this->wait_for(CacheTier::host, deadline) || this->wait_for_load(space, deadline)) continue;
+      if (evict(space, this->options_.batch_pages) || wait_for_room(space, deadline)) continue;
       ++this->of(CacheTier::device, space).refused_pages;
       return {};
     }
@@ -60,6 +60,7 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
     this->cache_.together(node, space, [&](int s) {
       ++this->of(tier, s).evicted_pages;
       this->of(tier, s).lost_pages += elsewhere ? 0 : 1;
+      this->note_page(CacheWork::evict, tier, node, s, this->request_, elsewhere ? "" : "lost");
     });
     this->cache_.drop(node, space, tier);
   }
@@ -82,6 +83,16 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   }
 
  private:
+  // For a copy to the host to end, or a load that nobody needs any more; false if there is none, or the deadline has passed.
+  bool wait_for_room(int space, Deadline deadline) {
+    const std::int64_t begin = steady_ns();
+    const bool ended = this->wait_for(CacheTier::host, deadline) || this->wait_for_load(space, deadline);
+    const std::int64_t end = steady_ns();
+    this->count_time(CacheWork::wait, begin, end);
+    if (this->traced()) this->note({.work = CacheWork::wait, .request = this->request_, .space = space, .begin_ns = begin, .end_ns = end});
+    return ended;
+  }
+
   // Makes the cache await a host copy of a page, or of all pages of a tail, and adds them to `pages`; false, and nothing changes, if there is no room.
   bool host_pages(std::int32_t node, int space, TierPages& pages) {
     std::vector<PageRef<HostPage>> found;

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include <kvire/sync/gate.hpp>
-#include <kvire/tier/counters.hpp>
 #include <kvire/tier/prefix_cache.hpp>
 #include <kvire/tier/tiered_moves.hpp>
+#include <kvire/tier/tiered_notes.hpp>
+#include <kvire/transfer/seal.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -22,6 +23,7 @@ struct TieredOptions {
   bool keep_tokens = true;         ///< see PrefixShape
   int batch_pages = 8;             ///< pages of a space that are sent to the host at once when the device runs short
   std::chrono::milliseconds room_limit{10'000};  ///< how long an allocation waits for pages that are being copied away
+  bool seal = true;                ///< what comes back from the host, or goes on to a file, must be what the device had (see PageSeals)
   std::string name = "tiered cache";
 };
 
@@ -46,24 +48,28 @@ namespace detail {
 /// The copies between device and host that a prefix cache has under way: issues them as transfers of the whole bundle, and tells the cache how
 /// they ended.
 template <class Bundle, class Backend, EvictionPolicy Policy>
-class TierTraffic {
+class TierTraffic : public TierNotes<Bundle::space_count> {
+  using Notes = TierNotes<Bundle::space_count>;
+
  public:
   static constexpr int spaces = Bundle::space_count;
   using Cache = PrefixCache<spaces, Policy>;
 
   const Cache& cache() const { return cache_; }
-  const CacheCounters<spaces>& counters() const { return counters_; }
   /// What has moved, by entry and engine.
   const TransferStats& loaded() const { return *loaded_; }
   const TransferStats& stored() const { return *stored_; }
   void watch(TierWatch<Bundle, Backend> watch) { watch_ = std::move(watch); }
 
  protected:
-  TierTraffic(Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options)
-      : cache_(std::move(cache)), pools_(pools), options_(options) {
+  // `seals`: of the host's pages; none: what they hold is not checked.
+  TierTraffic(Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options, std::shared_ptr<PageSeals> seals)
+      : cache_(std::move(cache)), pools_(pools), options_(options), seals_(std::move(seals)) {
     while (cache_.shape().spaces[first_every_].need != PrefixNeed::every) ++first_every_;
     for_each_space<Bundle>([&]<class Space>(int s) { page_bytes_[s] = Bundle::template page_bytes<Space>(pools_.device->layers()).count; });
   }
+
+  using Notes::of;
 
   struct Flight {
     CacheTier to;
@@ -71,9 +77,9 @@ class TierTraffic {
     Ticket<Backend> ticket;
     typename Cache::Ref tail = {};  // of a load for a request's own pages: where from, so that a load that fails can be tried again
     DevicePage own = {};            // the first of those pages
+    std::int64_t begin_ns = 0;
+    std::int64_t request = -1;
   };
-
-  TierCounters& of(CacheTier tier, int space) { return counters_.tiers[static_cast<int>(tier)][space]; }
 
   // Issues the copies that the cache awaits on the device, from the host, as one transfer. After an error they have not arrived.
   Status load(TierPages pages) {
@@ -99,7 +105,6 @@ class TierTraffic {
     for (Flight& flight : flights_) {
       if (flight.own.none() || flight.own != first) continue;
       for (auto& page : flight.pages) page.node = tail;
-      flight.tail = {};
       flight.own = {};
       cache_.await_device(tail);
     }
@@ -110,7 +115,7 @@ class TierTraffic {
     const auto plan = pairs_of(pages).plan();
     if (watch_.before) watch_.before(CacheTier::host, plan);
     return fly(CacheTier::host, plan, std::move(pages),
-               kvire::backup(*pools_.device, *pools_.host, plan, *pools_.stores, {.name = options_.name + ": store", .stats = stored_}));
+               kvire::backup(*pools_.device, *pools_.host, plan, *pools_.stores, {.name = options_.name + ": store", .seals = seals_, .stats = stored_}));
   }
   // The load that was issued last.
   const Ticket<Backend>& last_ticket() const { return flights_.back().ticket; }
@@ -127,13 +132,18 @@ class TierTraffic {
       const Flight flight = std::move(flights_[i]);
       flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(i));
       const bool ok = state == EventState::complete;
+      note_end(flight, ok);
       for (const auto& [node, space] : flight.pages) {
         count_arrival(flight.to, space, ok);
         if (node < 0) continue;
         const bool leaving = cache_.state(node, space) == PageState::draining;
-        if (leaving && ok) ++of(CacheTier::device, space).evicted_pages;
+        if (leaving && ok) {
+          ++of(CacheTier::device, space).evicted_pages;
+          note_page(CacheWork::evict, CacheTier::device, node, space, flight.request);
+        }
         cache_.arrived(node, space, flight.to, ok);
       }
+      if (!ok) spoil(flight);
       if (flight.to != CacheTier::host) continue;
       for (const auto& [node, space] : flight.pages) on_host(node);
     }
@@ -144,18 +154,41 @@ class TierTraffic {
     counters.arrived_bytes += ok ? page_bytes_[space] : 0;
   }
 
-  // `first`: what was there; `match`: what could be used of it, the rest not for `reason`.
-  void count_lookup(std::int64_t asked, const PrefixMatch& first, const PrefixMatch& match, CacheMiss reason) {
-    auto& c = counters_;
-    const auto miss = [&](CacheMiss why) -> std::int64_t& { return c.missed_pages[static_cast<int>(why)]; };
-    ++c.lookups;
-    c.looked_up_pages += asked;
-    c.hit_pages += match.pages;
-    c.hit_tokens += match.pages * cache_.shape().page_tokens;
-    for (int t = 0; t < cache_tiers; ++t) c.hit_pages_on[t] += match.on[t];
-    miss(reason) += first.pages - match.pages;
-    miss(CacheMiss::no_tail) += first.cut;
-    miss(first.forgotten ? CacheMiss::forgotten : CacheMiss::unknown) += asked - first.pages - first.cut;
+  // What the host has of a page is not what was stored there: it is given up, so that nobody tries it again.
+  void spoil(std::int32_t node, int space) {
+    if (!cache_.has(node, space, CacheTier::host) || cache_.in_flight(node, space)) return;
+    cache_.together(node, space, [&](int s) { ++of(CacheTier::host, s).spoiled_pages; });
+    note_page(CacheWork::evict, CacheTier::host, node, space, this->request_, "spoiled");
+    cache_.drop(node, space, CacheTier::host);
+  }
+
+  // Tells who follows the cache of what happened to a page just now.
+  void note_page(CacheWork work, CacheTier tier, std::int32_t node, int space, std::int64_t request, const char* detail = "") {
+    if (this->traced()) note_page(work, tier, node, space, request, detail, steady_ns(), -1);
+  }
+  // The same of a copy. `begin_ns` to `end_ns`; an end of -1: no time.
+  void note_page(CacheWork work, CacheTier tier, std::int32_t node, int space, std::int64_t request, const char* detail, std::int64_t begin_ns, std::int64_t end_ns) {
+    if (!this->traced()) return;
+    const std::int64_t tail = cache_.tail_tokens(node);
+    const bool arrived = end_ns >= 0 && *detail == '\0';
+    this->note({work, request, tier, space, cache_.name(node), begin_ns, max_of(begin_ns, end_ns), 1, tail > 0 ? tail : cache_.shape().page_tokens,
+                arrived ? page_bytes_[space] : 0, detail});
+  }
+
+  void count_lookup(std::int64_t asked, const PrefixMatch& first, const PrefixMatch& match, CacheMiss reason, const std::vector<std::int32_t>& path,
+                    std::int64_t begin_ns) {
+    Notes::count_lookup(asked, first, match, reason, cache_.shape().page_tokens, cache_.name(match.node), begin_ns);
+    for (std::size_t i = 0; i < path.size() && this->traced(); ++i) note_page(CacheWork::hit, sources_[i], path[i], -1, this->request_);
+  }
+  // Where the pages of a prefix are now, for events.
+  void note_sources(const std::vector<std::int32_t>& path) {
+    if (!this->traced()) return;
+    sources_.assign(path.size(), CacheTier::device);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      for (int s = 0; s < spaces; ++s) {
+        if (cache_.needed(s, static_cast<std::int64_t>(path.size() - 1 - i)) && cache_.state(path[i], s) == PageState::host) sources_[i] = CacheTier::host;
+      }
+    }
   }
 
   // Waits for the oldest copy to the given tier. False if there is none, or the deadline has passed.
@@ -207,10 +240,27 @@ class TierTraffic {
   int first_every_ = 0;  // a space whose pages all are needed
   TieredPools<Bundle, Backend> pools_;
   TieredOptions options_;
-  CacheCounters<spaces> counters_;
+  std::shared_ptr<PageSeals> seals_;
   std::int64_t page_bytes_[spaces] = {};
 
  private:
+  void note_end(const Flight& flight, bool ok) {
+    const CacheWork work = flight.to == CacheTier::device ? CacheWork::load : CacheWork::store;
+    const std::int64_t end = steady_ns();
+    this->count_time(work, flight.begin_ns, end);
+    for (const auto& [node, space] : flight.pages) {
+      const std::int32_t from = node < 0 && flight.tail ? flight.tail.node() : node;
+      if (from >= 0) note_page(work, flight.to, from, space, flight.request, ok ? "" : "failed", flight.begin_ns, end);
+    }
+  }
+  // What was loaded is not what had been stored: nobody knows of which page.
+  void spoil(const Flight& flight) {
+    if (flight.to != CacheTier::device || flight.ticket.event().status().error().code != ErrorCode::mismatch) return;
+    for (const auto& [node, space] : flight.pages) {
+      if (node >= 0) spoil(node, space);
+      if (flight.tail) spoil(flight.tail.node(), space);
+    }
+  }
   TierPairs<Bundle> pairs_of(const TierPages& pages) const {
     TierPairs<Bundle> pairs;
     for (const auto& [node, space] : pages) pairs.add(space, cache_.host(node, space).id(), cache_.device(node, space).id());
@@ -219,12 +269,12 @@ class TierTraffic {
   Status load(const BundlePlan<Bundle>& plan, TierPages pages) {
     if (watch_.before) watch_.before(CacheTier::device, plan);
     return fly(CacheTier::device, plan, std::move(pages),
-               kvire::load(*pools_.host, *pools_.device, plan, *pools_.loads, {.name = options_.name + ": load", .stats = loaded_}));
+               kvire::load(*pools_.host, *pools_.device, plan, *pools_.loads, {.name = options_.name + ": load", .seals = seals_, .stats = loaded_}));
   }
   Status fly(CacheTier to, const BundlePlan<Bundle>& plan, TierPages pages, Result<Ticket<Backend>> ticket) {
     if (ticket.ok()) {
       if (watch_.issued) watch_.issued(to, plan, ticket.value());
-      flights_.push_back({to, std::move(pages), std::move(ticket).value()});
+      flights_.push_back({.to = to, .pages = std::move(pages), .ticket = std::move(ticket).value(), .begin_ns = steady_ns(), .request = this->request_});
       return {};
     }
     for (const auto& [node, space] : pages) {
@@ -235,6 +285,7 @@ class TierTraffic {
   }
 
   std::vector<Flight> flights_;  // oldest first
+  std::vector<CacheTier> sources_;
   TierWatch<Bundle, Backend> watch_;
   std::shared_ptr<TransferStats> loaded_ = std::make_shared<TransferStats>();
   std::shared_ptr<TransferStats> stored_ = std::make_shared<TransferStats>();
