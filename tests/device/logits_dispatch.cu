@@ -63,6 +63,11 @@ void check_kernels(Element element, double tolerance) {
     const auto overlapped = leased.read();
     REQUIRE(std::memcmp(overlapped.data(), best.data(), best.size() * 4) == 0);
   }
+  // Nor do fewer multiprocessors.
+  leased.clear();
+  leased.template call<float, Tuned>({.multiprocessors = 3}).value();
+  const auto few = leased.read();
+  CHECK(std::memcmp(few.data(), best.data(), best.size() * 4) == 0);
 }
 
 template <class P>

@@ -94,6 +94,9 @@ void check_policy() {
     options.engine.pace = Pace::gentle;
     options.engine.blocks = 2;
     check_pages<P>(3, 20, 7, Arrangement::layer_first, Arrangement::layer_first, options);
+    options.engine.pace = Pace::apart;
+    options.engine.blocks = 0;
+    check_pages<P>(2, 90, 70, Arrangement::layer_first, Arrangement::page_first, options);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -77,7 +78,7 @@ class Worker {
     for (std::size_t i = 0; i < source.value().size(); ++i) kvire_test::fill_page(host_, source.value()[i].id(), first + static_cast<std::uint32_t>(i));
     TransferOptions<Cuda> options;
     options.engine.layer_events = random_() % 2 == 0;
-    options.engine.pace = random_() % 2 == 0 ? Pace::full : Pace::gentle;
+    options.engine.pace = std::array{Pace::full, Pace::gentle, Pace::apart}[random_() % 3];
     options.engine.choice = random_() % 5 == 0 ? EngineChoice::copy_engine : EngineChoice::sm_kernel;
     const std::uint32_t order = random_() % 3 == 0 ? random_() % 1000 : 0;  // token by token
     ++counts_.transfers;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -21,6 +22,7 @@ struct CudaSparseLogitsOptions {
                           ///< of that one before it reads or writes anything, so the stream's order holds; 0.5 to 1 us less a call
   KernelServed* served = nullptr;  ///< filled by the call: which kernel it queued
   Tensor<const std::int32_t, 2> blocks = {};  ///< in device memory; as SparseLogitsOptions::blocks
+  int multiprocessors = 0;  ///< most that a tuned kernel takes; 0: all of the device's. Others are free for transfers with Pace::apart
 };
 
 /// What tuned kernels are built for: the heads and, each by its own kernels, the query tokens of a row. Every kernel costs time to compile; for Hopper
@@ -173,6 +175,7 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
     } else if (error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); error != cudaSuccess) {
       return "";
     } else {
+      if (options.multiprocessors > 0) processors = std::min(processors, options.multiprocessors);
       const sm90::LogitsArguments a = tuned_arguments(args, options.counts);
       const bool hopper = code.hopper && !options.portable && with_built<NextN...>(args, [&](auto element, auto next_n) {
                             if constexpr (tuned_serves<P, element(), next_n()>()) {

@@ -62,8 +62,8 @@ namespace detail {
 struct BulkRing {
   static constexpr int table_entries = 64;
   static constexpr int entry_bytes = 24;
-  static constexpr int max_slots = 32;
-  KVIRE_HD static constexpr int head_bytes() { return table_entries * entry_bytes + max_slots * 8; }
+  static constexpr int max_slots = 31;  // fewer than a batch may have
+  KVIRE_HD static constexpr int head_bytes() { return table_entries * entry_bytes + 32 * 8; }
   KVIRE_HD static constexpr int bytes(int slots, int slot_bytes) { return head_bytes() + slots * slot_bytes; }
 };
 
@@ -109,10 +109,11 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
   kstd::int32_t to_id = -1;
   int bad = 0;
 
-  const auto fetch = [&](int block) {
+  // Ids of the items of a batch, one a lane.
+  const auto fetch = [&](int batch) {
     from_id = to_id = -1;
-    const int i = block * 32 + lane;
-    if (i >= n || !fetched.seek(list, warp + i * warps)) return;
+    const int i = batch * list.batch + lane;
+    if (lane >= list.batch || i >= n || !fetched.seek(list, warp + i * warps)) return;
     const CopyPiece& p = list.piece[fetched.piece];
     const int pair = (warp + i * warps - fetched.first) / p.chunks;
     const kstd::int32_t* from_ids = p.from_ids;
@@ -140,8 +141,9 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
       ptx::bulk_load(ring + slot * list.slot_bytes + (word & 15u) * 16, from, bytes, barrier);
     }
   };
-  const auto place = [&](int block) {
-    const int i = block * 32 + lane;
+  const auto place = [&](int batch) {
+    if (lane >= list.batch) return;
+    const int i = batch * list.batch + lane;
     const kstd::uint32_t entry = head + (i & (BulkRing::table_entries - 1)) * BulkRing::entry_bytes;
     kstd::uint32_t bytes = 0;
     if (i < n && placed.seek(list, warp + i * warps)) {
@@ -174,13 +176,12 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
   int slot = 0;
   kstd::uint32_t parity = 0;
   kstd::uint32_t next = ptx::nanoseconds();
-  for (int block = 0; block * 32 < n; ++block) {
-    place(block + 1);
-    fetch(block + 2);
+  for (int batch = 1, first = 0; first < n; ++batch) {
+    // As far as copies are prepared; the ids of the next batch, a trip over the link behind pages that were asked for before, have come by then.
+    const int stop = n < batch * list.batch - ahead ? n : batch * list.batch - ahead;
     __syncwarp();
     if (lane == 0) {
-      const int stop = n - block * 32 < 32 ? n : block * 32 + 32;
-      for (int i = block * 32; i < stop; ++i) {
+      for (int i = first; i < stop; ++i) {
         const kstd::uint32_t entry = head + (i & (BulkRing::table_entries - 1)) * BulkRing::entry_bytes;
         const kstd::uint32_t word = ptx::load_shared(entry + 16);
         ptx::mbarrier_wait(barriers + slot * 8, parity);
@@ -210,7 +211,10 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
         }
       }
     }
+    first = stop;
     __syncwarp();
+    place(batch);
+    fetch(batch + 1);
   }
   if (lane == 0) ptx::bulk_wait<0>();
   if (bad != 0 && list.bad != nullptr) atomicAdd(list.bad, bad);

@@ -21,7 +21,8 @@ struct CopyShape {
   std::int64_t chunk_bytes = 66 * 128;  // a page is cut into chunks of at most so much
   std::int64_t shared_bytes = 102000;   // of a block: leaves room for a compute kernel's blocks beside it
   int slots = 32;                       // chunks of a warp in shared memory, at most
-  bool gentle = false;
+  bool gentle = false;                  // one write to the host at a time a warp, instead of two
+  bool whole = false;                   // a block takes all shared memory of its multiprocessor
   double gigabytes_per_second = 0;      // paced to this; 0: not
 
   /// `page_bytes`: of the smallest pages.
@@ -30,6 +31,14 @@ struct CopyShape {
     if (pace == Pace::full) {
       // A multiprocessor has only so many writes under way, and short ones do not fill the link.
       if (to_host && page_bytes < 8192) shape.blocks = 8;
+      return shape;
+    }
+    if (pace == Pace::apart) {
+      shape.gentle = shape.whole = true;
+      shape.gigabytes_per_second = 49.3;
+      shape.blocks = to_host ? 5 : 4;
+      shape.warps = 2;
+      shape.shared_bytes = 200000;
       return shape;
     }
     // What a PCIe 5 x16 link drains, nearly: a queue in front of it would hold up everybody's memory traffic. Slower links are paced by their own
@@ -55,6 +64,7 @@ struct CopyRequest {
 /// What this program's kernels can do on a device: found out once.
 struct CopyKernels {
   bool bulk = false;  // the code for this device has bulk copies in it
+  int most_shared = 0;  // bytes that a block may have
   cudaError_t error = cudaSuccess;
 
   static const CopyKernels& of(int device) {
@@ -71,7 +81,6 @@ struct CopyKernels {
   static constexpr int many = 48;
   static constexpr int inline_ids = 256;  // pairs whose ids travel with the launch
 
-  /// `gentle`: one write to the host at a time a warp, instead of two.
   template <int Capacity, int Ids>
   static auto kernel(bool to_host, bool gentle) {
     if (!to_host) return bulk_copy_kernel<Capacity, 1, false, Ids>;
@@ -87,6 +96,7 @@ struct CopyKernels {
     kernels.error = cudaFuncGetAttributes(&attributes, kernel<few, 0>(false, false));
     kernels.bulk = kernels.error == cudaSuccess && attributes.binaryVersion >= 90;
     if (!kernels.bulk) return kernels;
+    kernels.error = cudaDeviceGetAttribute(&kernels.most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (const int mode : {0, 2, 3}) {
       kernels.allow(reinterpret_cast<const void*>(kernel<few, 0>(mode > 1, mode > 2)));
       kernels.allow(reinterpret_cast<const void*>(kernel<many, 0>(mode > 1, mode > 2)));
@@ -96,8 +106,7 @@ struct CopyKernels {
   }
   // All of a multiprocessor's memory as shared memory: with less, a compute kernel's block could not be placed beside this one.
   void allow(const void* kernel) {
-    constexpr int most = 160 * 1024;
-    for (const cudaError_t e : {cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+    for (const cudaError_t e : {cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared),
                                 cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)}) {
       if (e != cudaSuccess) error = e;
     }
@@ -105,7 +114,7 @@ struct CopyKernels {
 };
 
 template <int Capacity, int Ids>
-void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, unsigned blocks, int warps, bool gentle) {
+void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const CopyRequest& first, int warps, const CopyShape& shape) {
   InlineIds<Ids> ids;
   if constexpr (Ids > 0) {
     const auto n = static_cast<std::size_t>(std::min<std::int64_t>(first.pages, Ids));
@@ -114,8 +123,8 @@ void launch_bulk(Stream<Cuda>& stream, const CopyList<Capacity>& list, const Cop
   } else {
     (void)first;
   }
-  const auto shared = static_cast<std::size_t>(warps * BulkRing::bytes(list.slots, list.slot_bytes));
-  CopyKernels::kernel<Capacity, Ids>(list.to_host != 0, gentle)<<<blocks, static_cast<unsigned>(32 * warps), shared, stream.native()>>>(list, ids);
+  const int shared = shape.whole ? CopyKernels::of(stream.device()).most_shared : warps * BulkRing::bytes(list.slots, list.slot_bytes);
+  CopyKernels::kernel<Capacity, Ids>(list.to_host != 0, shape.gentle)<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(32 * warps), static_cast<std::size_t>(shared), stream.native()>>>(list, ids);
 }
 
 template <int Capacity>
@@ -148,21 +157,26 @@ Status launch_list(Stream<Cuda>& stream, std::span<const CopyRequest> requests, 
   }
   list.to_host = to_host;
   list.bad = bad;
-  const auto blocks = static_cast<unsigned>(shape.blocks);
   if (bulk) {
     // A warp issues one copy after the other: small chunks need more of them to fill the link.
     const int warps = shape.warps > 0 ? shape.warps : slot < 4096 ? 8 : 4;
     list.slot_bytes = static_cast<std::int32_t>(slot);
     list.slots = static_cast<std::int32_t>(std::clamp<std::int64_t>(std::min<std::int64_t>(shape.slots, shape.shared_bytes / warps / slot), 2, BulkRing::max_slots));
-    if (shape.gigabytes_per_second > 0) list.pace = static_cast<std::int32_t>(static_cast<double>(slot * shape.blocks * warps) / shape.gigabytes_per_second);
     const CopyRequest& first = requests.front();
-    if (Capacity == CopyKernels::few && first.known != nullptr) {
-      launch_bulk<Capacity, Capacity == CopyKernels::few ? CopyKernels::inline_ids : 0>(stream, list, first, blocks, warps, shape.gentle);
+    const bool inline_ids = Capacity == CopyKernels::few && first.known != nullptr;
+    // As many as have their ids with the launch: a warp whose first batch has ids of the list too would wait for these before it asks for a page.
+    if (inline_ids) {
+      const int at_hand = CopyKernels::inline_ids * list.piece[0].chunks / (shape.blocks * warps);
+      list.batch = std::clamp(at_hand, list.slots + 1, 32);
+    }
+    if (shape.gigabytes_per_second > 0) list.pace = static_cast<std::int32_t>(static_cast<double>(slot * shape.blocks * warps) / shape.gigabytes_per_second);
+    if (inline_ids) {
+      launch_bulk<Capacity, Capacity == CopyKernels::few ? CopyKernels::inline_ids : 0>(stream, list, first, warps, shape);
     } else {
-      launch_bulk<Capacity, 0>(stream, list, first, blocks, warps, shape.gentle);
+      launch_bulk<Capacity, 0>(stream, list, first, warps, shape);
     }
   } else {
-    vector_copy_kernel<Capacity><<<blocks, 512, 0, stream.native()>>>(list);
+    vector_copy_kernel<Capacity><<<static_cast<unsigned>(shape.blocks), 512, 0, stream.native()>>>(list);
   }
   if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return stream.error(e, "launching the copy of pages");
   return {};

@@ -39,6 +39,7 @@ struct CopyList {
   kstd::int32_t pieces = 0;
   kstd::int32_t slots = 0;       ///< chunks in shared memory, a warp
   kstd::int32_t slot_bytes = 0;  ///< at least every chunk
+  kstd::int32_t batch = 32;      ///< chunks that a warp prepares at a time, more than it has slots; 32 at most
   kstd::int32_t to_host = 0;     ///< which side is behind the link
   kstd::int32_t pace = 0;        ///< nanoseconds from one write to the host to the warp's next; 0: as fast as they finish
   int* bad = nullptr;            ///< pairs skipped because an id is beyond its pool

@@ -21,6 +21,7 @@ inline constexpr std::int64_t copy_engine_run_bytes = std::int64_t{1} << 18;
 enum class Pace : unsigned char {
   full,    ///< all of it, on as few multiprocessors as that takes
   gentle,  ///< nearly all of it: started by the clock just below what the link drains, fewer bytes under way, spread over more multiprocessors
+  apart,   ///< by the clock too, from a few multiprocessors with room for nothing else: costs compute least if that leaves them free, and most if not
 };
 
 template <>
