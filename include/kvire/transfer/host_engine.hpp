@@ -132,6 +132,7 @@ struct TransferEngine<Backend> {
   /// All of it, with an event behind each layer. Never fails here: what goes wrong is found on the stream.
   static Status issue(Stream<Backend>& stream, const std::shared_ptr<TransferState>& state, const std::vector<TransferWait<Backend>>& waits,
                       std::chrono::milliseconds limit, std::vector<Piece>& pieces, LoadProgress<Backend>& progress, const EngineOptions<Backend>&) {
+    const auto section = stream.section();
     begin(stream, state, waits, limit);
     std::size_t next = 0;
     for (int position = 0; position < progress.layers(); ++position) {

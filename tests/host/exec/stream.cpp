@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -228,6 +229,20 @@ TEST_CASE("stream: a failure that comes after synchronize gave up is still there
   CHECK(stream.synchronize(deadline_in(10s)).error().message == "late");
   CHECK_FALSE(ran);
   CHECK(stream.synchronize(deadline_in(10s)).ok());  // told once
+}
+
+TEST_CASE("stream: nothing of another thread is queued into a section") {
+  auto stream = Stream<Host>::make().value();
+  std::vector<int> order;
+  std::optional section(stream.section());
+  stream.launch([&] { order.push_back(1); });
+  std::thread other([&] { stream.launch([&] { order.push_back(3); }); });
+  std::this_thread::sleep_for(5ms);
+  stream.launch([&] { order.push_back(2); });
+  section.reset();
+  other.join();
+  CHECK(stream.synchronize(deadline_in(10s)).ok());
+  CHECK(order == std::vector{1, 2, 3});
 }
 
 TEST_CASE("stream: destroyed inside its own work") {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include <kvire/preset/all.hpp>
 #include <kvire/sync/gate.hpp>
@@ -502,6 +503,30 @@ TEST_CASE("transfer: a page whose load fails is not written back over the good c
     CHECK_FALSE(in.wait(deadline_in(10s)).ok());
     CHECK(contains(out.wait(deadline_in(10s)).error().message, "lost"));
     CHECK(holds(host, kept.id(), 1));
+  }
+}
+
+TEST_CASE("transfer: one that fails on another thread, on the same stream, ends nothing in the midst of this one") {
+  constexpr int layers = 4'000;
+  using Row = Bf16Contiguous<1, 16>;
+  auto deep = DevicePool<Row, Host>::make({.layers = layers, .pages = 2, .name = "deep"}).value();
+  auto flat = DevicePool<Row, Host>::make({.layers = 1, .pages = 2, .name = "flat"}).value();
+  auto deep_host = mirror_of(deep, 2).value();
+  auto flat_host = mirror_of(flat, 2).value();
+  const auto deep_pages = std::pair(deep_host.allocate(1).value(), deep.allocate(1).value());
+  const auto flat_pages = std::pair(flat_host.allocate(1).value(), flat.allocate(1).value());
+  auto stream = stream_with([](const CopyInfo& info) { return std::string(info.entry) == "flat" ? Fault::fail("lost") : Fault::none(); });
+  for (std::uint32_t round = 1; round <= 5; ++round) {
+    fill(deep_host, deep_pages.first[0].id(), round);
+    auto transfer = prepare_load(deep_host, deep, plan(deep_pages.first, deep_pages.second)).value();
+    std::thread other([&, progress = transfer.progress()] {
+      while (progress->state(0) == LayerState::unissued) std::this_thread::yield();
+      const auto failing = load(flat_host, flat, plan(flat_pages.first, flat_pages.second), stream);
+      CHECK_FALSE(failing.value().wait(deadline_in(10s)).ok());
+    });
+    CHECK(transfer.issue(stream).value().wait(deadline_in(10s)).ok());
+    CHECK(holds(deep, deep_pages.second[0].id(), round));
+    other.join();
   }
 }
 

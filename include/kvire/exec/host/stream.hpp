@@ -159,6 +159,10 @@ class Stream<Backend> {
     return status;
   }
 
+  /// Keeps other threads from queueing anything for as long as the lock lives: for work that belongs together, such as a transfer, whose failure
+  /// would otherwise end what another thread queued in its midst, and be forgotten before that is through.
+  std::unique_lock<std::recursive_mutex> section() const { return std::unique_lock(state_->queueing); }
+
   /// True if nothing is queued or running.
   bool idle() const {
     std::lock_guard lock(state_->mutex);
@@ -172,6 +176,7 @@ class Stream<Backend> {
     using Task = MoveOnlyFunction<void(State&)>;
 
     void push(Task task) {
+      std::lock_guard section(queueing);
       std::lock_guard lock(mutex);
       queue.push_back(std::move(task));
       changed.notify_all();
@@ -233,6 +238,7 @@ class Stream<Backend> {
     }
 
     const StreamOptions options;
+    std::recursive_mutex queueing;  // before `mutex`; never held while work runs
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Task> queue;
