@@ -5,6 +5,7 @@
 
 #include <kvire/kernel/grouped_top_k.cuh>
 #include <kvire/kernel/sm90_sparse_logits.cuh>
+#include <kvire/kernel/top_k.cuh>
 #include <kvire/layout/policies.hpp>
 
 #include <cstring>
@@ -114,16 +115,39 @@ class Bench {
     const auto us_two = timer_.microseconds(launches, 9, two);
     std::vector<int> want(static_cast<std::size_t>(rows * k)), got(want.size());
     KVIRE_BENCH_CHECK(cudaMemcpy(want.data(), d_selected, want.size() * 4, cudaMemcpyDeviceToHost));
-    KVIRE_BENCH_CHECK(cudaMemset(d_selected, 0xEE, want.size() * 4));
-    KVIRE_BENCH_CHECK(cudaMemset(d_scores, 0xEE, static_cast<std::size_t>(rows * length) * 4));
-    const double us_fused = timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) {
+
+    using Kept = sm90::KeepCandidates<Shape>;
+    const auto ctas = sm90::logits_ctas<Fp8, Kept>(logits_arguments(0), sms_);
+    const std::int64_t slots = sm90::CandidateSlots::slots(batch, 1, ctas), slot_bytes = sm90::CandidateSlots::bytes(slots, k);
+    auto* d_slots = device_array<std::byte>(slot_bytes * launches);
+    const auto slots_of = [&](int l) { return sm90::CandidateSlots::at(d_slots + slot_bytes * l, slots, k); };
+    const auto kept = [&](int l, cudaStream_t s) {
+      auto a = logits_arguments(l);
+      a.candidates = slots_of(l);
+      KVIRE_BENCH_CHECK((sm90::launch_logits<Fp8, Element::e4m3, heads, 1, Kept>(a, sms_, s, true)));
+    };
+    const double us_kept = timer_.microseconds(launches, 9, kept);
+    bool same = true;
+    const auto time = [&](auto&& launch) {  // and see whether the same is selected
+      KVIRE_BENCH_CHECK(cudaMemset(d_selected, 0xEE, want.size() * 4));
+      KVIRE_BENCH_CHECK(cudaMemset(d_scores, 0xEE, static_cast<std::size_t>(rows * length) * 4));
+      const double us = timer_.microseconds(launches, 9, launch);
+      KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), d_selected, got.size() * 4, cudaMemcpyDeviceToHost));
+      same = same && got == want;
+      return us;
+    };
+    const double us_pair = time([&](int l, cudaStream_t s) {
       best(l, s);
-      KVIRE_BENCH_CHECK(launch_grouped_top_k(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true));
+      KVIRE_BENCH_CHECK(launch_grouped_top_k(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true, true));
     });
-    KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), d_selected, got.size() * 4, cudaMemcpyDeviceToHost));
-    const bool same = got == want;
-    std::printf("%d,%d,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f%s\n", batch, length, floor, us_logits, us_best, us_two, us_fused, us_two / floor, us_fused / floor, same ? "" : ",WRONG");
+    const double us_fused = time([&](int l, cudaStream_t s) {
+      kept(l, s);
+      KVIRE_BENCH_CHECK(launch_slot_top_k(top_k_arguments(l), slots_of(l), static_cast<int>(ctas), nullptr, s, true, true));
+    });
+    std::printf("%d,%d,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f%s\n", batch, length, floor, us_logits, us_best, us_kept, us_two, us_pair, us_fused, us_two / floor, us_pair / floor,
+                us_fused / floor, same ? "" : ",WRONG");
     std::fflush(stdout);
+    cudaFree(d_slots);
     for (void* p : {static_cast<void*>(d_table), static_cast<void*>(d_lengths), static_cast<void*>(d_queries), static_cast<void*>(d_weights), static_cast<void*>(d_scores),
                     static_cast<void*>(d_best), static_cast<void*>(d_selected)})
       cudaFree(p);
@@ -139,7 +163,7 @@ class Bench {
 
 int main() {
   Bench bench;
-  std::printf("batch,tokens,page_reads,logits,logits_with_group_best,two_steps,fused,two_steps_over_reads,fused_over_reads\n");
+  std::printf("batch,tokens,page_reads,logits,logits_with_group_best,logits_with_slots,two_steps,kept_scores,fused,two_steps_over_reads,kept_scores_over_reads,fused_over_reads\n");
   for (const int batch : {1, 8, 64}) {
     for (const int length : {4096, 32768, 131072}) bench.run(batch, length);
   }

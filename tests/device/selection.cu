@@ -2,6 +2,7 @@
 // The selection step on the GPU: the same slots as logits and top-k one after the other, whichever kernels serve it.
 #include <cstdlib>
 #include <random>
+#include <string>
 
 #include <doctest/doctest.h>
 
@@ -14,6 +15,12 @@ using namespace kvire;
 using namespace kvire_test;
 
 namespace {
+
+int processors() {
+  int n = 0;
+  cuda_ok(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
+  return n;
+}
 
 template <class P>
 void check(int heads, int next_n, int max_pages, int k, Element element, bool tuned, KernelChoice kernel, std::mt19937& random) {
@@ -44,6 +51,21 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
     select_keys(q, w, assume_ready(view), pt, n, {got.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream, {.translate = translate, .kernel = kernel, .served = &served}).value();
     CHECK(got.read() == want.read());
     CHECK(served.tuned == tuned);
+    // Without scores in memory: the same, or an error.
+    const std::int64_t fused = fused_selection_bytes(c.batch, next_n, k, processors());
+    const DeviceArray<std::byte> little(std::vector<std::byte>(static_cast<std::size_t>(fused), std::byte{0xEE}));
+    const DeviceArray<std::int32_t> without(std::vector<std::int32_t>(slots, 12345));
+    const auto select_without = [&](std::int64_t size) {
+      return select_keys(q, w, assume_ready(view), pt, n, {without.data(), {c.batch, next_n, k}}, {little.data(), {size}}, stream,
+                         {.translate = translate, .without_scores = true, .kernel = kernel});
+    };
+    const bool serves = tuned && k <= 1024;
+    for (int run = 0; run < (serves ? 3 : 1); ++run) {
+      const Status status = select_without(fused);
+      CHECK(status.ok() == serves);
+      if (serves) CHECK(without.read() == want.read());
+    }
+    if (serves) CHECK(select_without(fused - 1).error().message.find(std::to_string(fused) + " are needed") != std::string::npos);
     const DeviceArray<float> kept(std::vector<float>(static_cast<std::size_t>(c.batch * next_n * c.stride), untouched));
     select_keys(q, w, assume_ready(view), pt, n, {again.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream,
                 {.translate = translate, .scores = {kept.data(), {c.batch, next_n, c.stride}}, .kernel = kernel})

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/candidate_slots.cuh>
 #include <kvire/kernel/logits_math.cuh>
 
 KVIRE_NAMESPACE_BEGIN
@@ -31,6 +32,7 @@ struct LogitsArguments {
   const kstd::int32_t* blocks = nullptr;  ///< options: [B][max_blocks] entries of the page table to score in this order, negative: none; see SparseLogitsOptions
   kstd::int64_t max_blocks = 0;
   kstd::uint32_t* group_best = nullptr;   ///< KeepBest: [B * next_n][(logits_stride + 15) / 16], order_key of the best of 16 aligned tokens that are seen and on a page, 0 for none; groups beyond the length stay untouched
+  CandidateSlots candidates;              ///< KeepCandidates: scores go there, and `logits` is not used
   unsigned long long* bad_pages = nullptr;   ///< counts page ids at or above page_count; may be null
   unsigned long long* nan_logits = nullptr;  ///< counts logits that were NaN, written as -inf; may be null
 };
@@ -42,6 +44,7 @@ struct Share {
   int row = -1;   // first row
   int tile = 0;   // first tile within it
   int tiles = 0;  // tiles of this CTA
+  int each = 0;   // tiles of every CTA, or one less
 };
 
 template <class Plan>
@@ -138,6 +141,7 @@ KVIRE_DEVICE KVIRE_INLINE Share find_share(const LogitsArguments& a, int lane, u
     }
     const int through = inclusive_scan(sum, lane);
     split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
+    share.each = __shfl_sync(~0U, through, 31) / static_cast<int>(count);
     const int owner = __ffs(static_cast<int>(__ballot_sync(~0U, through > begin))) - 1;
     if (share.tiles == 0) return share;
     int i = 0, tile = begin - (through - sum);
@@ -160,6 +164,7 @@ KVIRE_DEVICE KVIRE_INLINE Share find_share(const LogitsArguments& a, int lane, u
   for (int row = first; row < last; ++row) sum += tiles_of(row_scores<Plan>(a, row));
   int through = inclusive_scan(sum, lane);
   split(static_cast<unsigned>(__shfl_sync(~0U, through, 31)), index, count, begin, share.tiles);
+  share.each = __shfl_sync(~0U, through, 31) / static_cast<int>(count);
   if (share.tiles == 0) return share;
   const int owner = __ffs(static_cast<int>(__ballot_sync(~0U, through > begin))) - 1;
   int before = __shfl_sync(~0U, through - sum, owner);

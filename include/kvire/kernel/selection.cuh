@@ -16,6 +16,7 @@ struct CudaSelectionOptions {
   TopKOrder order = TopKOrder::by_position;
   bool translate = false;        ///< list token slots instead of positions
   Tensor<float, 3> scores = {};  ///< in device memory; as SelectionOptions::scores
+  bool without_scores = false;   ///< no scores in memory: scratch of fused_selection_bytes is enough, and kernels for Hopper serve the call or it is an error
   LogitsCounts* logits_counts = nullptr;  ///< in device memory; added to when the work runs
   TopKCounts* counts = nullptr;           ///< likewise
   KernelChoice kernel = KernelChoice::automatic;  ///< tuned: the pair of kernels wherever it serves the call, not only where it pays
@@ -24,47 +25,75 @@ struct CudaSelectionOptions {
 };
 
 /// Bytes of device memory that select_keys works in, for `rows` = batch * next_n query tokens and a page table of `positions` tokens a row; 256-byte
-/// aligned. Less, by the scores, if the caller keeps those.
+/// aligned. Less, by the scores, if the caller keeps those. Enough for every call.
 inline std::int64_t selection_scratch_bytes(std::int64_t rows, std::int64_t positions, bool with_scores = true) {
   const std::int64_t best = ceil_div(ceil_div(positions, std::int64_t(detail::topk::group_size)) * rows * 4, std::int64_t(256)) * 256;
   return best + (with_scores ? rows * positions * 4 : 0);
+}
+
+/// Bytes with which select_keys does without scores (CudaSelectionOptions::without_scores): for each part of a row that a block of threads scores, what
+/// may still be selected of it. They depend on the batch, k and the device's `processors` alone, not on the length of rows: 3.8 MB for 64 rows, k of
+/// 512 and 132 processors. 0 where k is more than those kernels select.
+inline std::int64_t fused_selection_bytes(std::int64_t batch, std::int64_t next_n, std::int64_t k, int processors) {
+  using sm90::CandidateSlots;
+  if (k > CandidateSlots::most_k) return 0;
+  return CandidateSlots::bytes(CandidateSlots::slots(batch, static_cast<int>(next_n), std::int64_t(processors) * CandidateSlots::most_ctas), static_cast<int>(k));
 }
 
 #if KVIRE_CUDA_COMPILER
 
 namespace detail {
 
-/// Where the pair was the faster one: a short row is read as fast whole, and a single long one by many blocks.
-inline bool grouped_top_k_pays(const body::TopKArgs& top) {
-  return top.stride >= 1 << 14 && (top.stride <= 1 << 16 || std::int64_t(top.batch) * top.next_n >= 8);
-}
+/// Where the pair of kernels was the faster way: a short row is read as fast whole.
+inline bool tuned_selection_pays(const body::TopKArgs& top) { return top.stride >= 1 << 14; }
 
-/// Queues logits that leave the best of each 16 scores, and the top-k by them; false, with nothing queued, where the pair does not serve the call.
+/// What queue_selection works in: rows of scores with the best of each 16, or slots.
+struct SelectionMemory {
+  kstd::uint32_t* best = nullptr;
+  void* slots = nullptr;
+  std::int64_t slot_bytes = 0;
+  bool everywhere = false;  // not only where it pays
+};
+
+/// Queues logits that leave what may be selected, and the top-k of that. False, with nothing queued, where this does not serve the call.
 template <class P, int Heads, int... NextN>
-bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& args, const body::TopKArgs& top, kstd::uint32_t* best,
+bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs& args, const body::TopKArgs& top, const SelectionMemory& memory,
                      const CudaSelectionOptions& options, int device, cudaStream_t stream, cudaError_t& error) {
   if constexpr (!tuned_keys<P>()) {
     return false;
   } else {
     const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
     int processors = 0;
-    if (!logits_code(device).hopper || args.heads != Heads || !grouped_top_k_serves(top)) return false;
-    if (options.kernel != KernelChoice::tuned && !grouped_top_k_pays(top)) return false;
+    if (!logits_code(device).hopper || args.heads != Heads || (!memory.everywhere && !tuned_selection_pays(top))) return false;
     if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) return false;
     if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return false;
     sm90::LogitsArguments a = tuned_arguments(args, options.logits_counts);
-    a.group_best = best;
-    const bool queued = with_built<NextN...>(args, [&](auto element, auto next_n) {
+    return with_built<NextN...>(args, [&](auto element, auto next_n) {
       if constexpr (tuned_serves<P, element(), next_n()>()) {
-        using Shape = sm90::KeepBest<sm90::DefaultLogitsShape<P, element(), Heads, next_n()>>;
-        error = sm90::launch_logits<P, element(), Heads, next_n(), Shape>(a, processors, stream, options.overlap);
+        using Default = sm90::DefaultLogitsShape<P, element(), Heads, next_n()>;
+        if (memory.slots != nullptr) {
+          if constexpr (sm90::keeps_candidates<P, next_n()>()) {
+            using Shape = sm90::KeepCandidates<Default>;
+            const auto ctas = sm90::logits_ctas<P, Shape>(a, processors);
+            const std::int64_t slots = sm90::CandidateSlots::slots(args.batch, args.next_n, ctas);
+            if (!slot_top_k_serves(top, ctas) || sm90::CandidateSlots::bytes(slots, top.k) > memory.slot_bytes) return false;
+            a.candidates = sm90::CandidateSlots::at(memory.slots, slots, top.k);
+            error = sm90::launch_logits<P, element(), Heads, next_n(), Shape>(a, processors, stream, options.overlap);
+            if (error == cudaSuccess) error = launch_slot_top_k(top, a.candidates, static_cast<int>(ctas), options.counts, stream, true, true);
+            return true;
+          } else {
+            return false;
+          }
+        }
+        if (!grouped_top_k_serves(top)) return false;
+        a.group_best = memory.best;
+        error = sm90::launch_logits<P, element(), Heads, next_n(), sm90::KeepBest<Default>>(a, processors, stream, options.overlap);
+        if (error == cudaSuccess) error = launch_grouped_top_k(top, memory.best, options.counts, stream, true, true);
         return true;
       } else {
         return false;
       }
     });
-    if (queued && error == cudaSuccess) error = launch_grouped_top_k(top, best, options.counts, stream, true);
-    return queued;
   }
 }
 
@@ -73,9 +102,11 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
 /// select_keys of the host on the CUDA backend: everything in device memory. `scratch`: selection_scratch_bytes(batch * next_n, max_pages * tokens per
 /// page), 256-byte aligned, free again when the work has run.
 ///
-/// On Hopper, for k up to 1,024 and rows of 16,384 to 131,072 positions, where it pays, the logits kernel leaves the best of each 16 scores on its way, and the top-k reads
-/// little more than the scores that it selects (kernel/grouped_top_k.cuh), in a kernel that is launched while the first one ends. Otherwise sparse_logits
-/// and top_k follow each other. The selection is the same.
+/// On Hopper, for k up to 1,024 and rows of 16,384 to 131,072 positions, the logits kernel leaves the best of each 16 scores on its way, and a kernel that is
+/// launched while the first one ends reads little more than the scores that it selects (kernel/grouped_top_k.cuh). Otherwise sparse_logits and top_k follow
+/// each other. With CudaSelectionOptions::without_scores the logits kernel leaves what may still be selected instead of scores (kernel/kept_scores.cuh): for
+/// k up to 1,024, up to 131,072 positions, one or two query tokens, fp8 and bf16 keys; about as fast where a block scores a few hundred positions, slower
+/// where it scores thousands. The selection is the same.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                    Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Tensor<std::byte, 1> scratch, Stream<Cuda>& stream,
@@ -87,7 +118,11 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
     const bool kept = options.scores.data != nullptr;
     const std::int64_t rows = queries.batch * queries.next_n;
     const std::int64_t positions = kept ? options.scores.extent[2] : page_table.extent[1] * P::tokens_per_page;
-    const std::int64_t need = selection_scratch_bytes(rows, positions, !kept);
+    const bool slots = options.without_scores;
+    if (kept && slots) return Error{ErrorCode::invalid_argument, "select_keys: scores are to be kept, and to be in no memory"};
+    int processors = 0;
+    if (const cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, stream.device()); e != cudaSuccess) return stream.error(e, "select_keys");
+    const std::int64_t need = slots ? fused_selection_bytes(queries.batch, queries.next_n, selected.extent[2], processors) : selection_scratch_bytes(rows, positions, !kept);
     if (scratch.extent[0] < need || (need > 0 && scratch.data == nullptr)) {
       return Error{ErrorCode::invalid_argument, "select_keys: scratch has " + std::to_string(scratch.extent[0]) + " bytes, " + std::to_string(need) + " are needed"};
     }
@@ -97,12 +132,7 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
              : detail::selection_scores(queries, page_table, P::tokens_per_page, reinterpret_cast<float*>(scratch.data + selection_scratch_bytes(rows, positions, false)));
     const auto logits = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, SimdLevel::plain, false);
     if (!logits.ok()) return logits.error();
-    TopKOptions plain;
-    plain.order = options.order;
-    plain.page_table = page_table;
-    plain.tokens_per_page = P::tokens_per_page;
-    plain.translate = options.translate;
-    const auto checked = check_top_k(scores, lengths, selected, plain, false);
+    const auto checked = check_top_k(scores, lengths, selected, detail::selection_top_k<P>(options, page_table), false);
     if (!checked.ok()) return checked.error();
 
     std::int64_t pages = 0;
@@ -118,13 +148,22 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
           top.page_count = view.pages;
           pages = view.pages;
           cudaError_t error = cudaSuccess;
+          detail::SelectionMemory memory;
+          memory.everywhere = options.kernel == KernelChoice::tuned || slots;
+          if (slots) {
+            memory.slots = scratch.data;
+            memory.slot_bytes = scratch.extent[0];
+          } else {
+            memory.best = best;
+          }
           done = options.kernel != KernelChoice::plain &&
-                 detail::queue_selection<P>(Tuned{}, args, top, best, options, stream.device(), native, error);
+                 detail::queue_selection<P>(Tuned{}, args, top, memory, options, stream.device(), native, error);
           if (done && options.served != nullptr) *options.served = {"sm_90a selection", true};
           return error == cudaSuccess ? Status() : Status(stream.error(error, "select_keys"));
         },
         keys);
     if (!queued.ok() || done) return queued;
+    if (slots) return Error{ErrorCode::unsupported, std::string("select_keys<") + P::name + ">: no kernel can serve this call without scores in memory"};
 
     const Status scored = sparse_logits<Policy, Tuned>(queries, weights, keys, page_table, lengths, scores, stream,
                                                        {.counts = options.logits_counts, .kernel = options.kernel, .overlap = options.overlap, .served = options.served});

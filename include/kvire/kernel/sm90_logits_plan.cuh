@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/kept_scores.cuh>
 #include <kvire/kernel/logits_share.cuh>
 #include <kvire/kernel/tuning.hpp>
 #include <kvire/layout/reader.hpp>
@@ -23,6 +24,7 @@ struct LogitsShape {
   static constexpr int together = Together;
   static constexpr bool resident = Resident;
   static constexpr bool best = false;
+  static constexpr bool candidates = false;
   static constexpr bool options = false;
   static constexpr int threads = group_threads + 32;
   static_assert(require_tuning<LogitsShape, (Stages <= 32)>());  // a lane of the producer sets up each
@@ -33,6 +35,13 @@ template <class Shape>
 struct KeepBest : Shape {
   static constexpr bool best = true;
   static_assert(require_tuning<KeepBest, !Shape::options>());
+};
+
+/// The same shape in a kernel that leaves what may still be selected in LogitsArguments::candidates, instead of rows of scores.
+template <class Shape>
+struct KeepCandidates : Shape {
+  static constexpr bool candidates = true;
+  static_assert(require_tuning<KeepCandidates, !Shape::options>());
 };
 
 /// The same shape in a kernel that also takes lists of blocks and writes bf16 scores, which a few instructions a tile are the price of.
@@ -124,7 +133,16 @@ struct LogitsPlan {
   static constexpr int open_at = empty_at + Shape::stages * 8;  // a barrier that nobody waits at in vain: its first phase never ends
   static constexpr int visible_at = open_at + 8;
   static constexpr int codes_at = (visible_at + NextN * 4 + 15) / 16 * 16;
-  static constexpr int shared_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
+  static constexpr int own_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
+  // KeepCandidates: scores of a query token that a CTA holds before it prunes them.
+  static constexpr int kept_at = (own_bytes + 15) / 16 * 16;
+  static constexpr int kept = [] {
+    for (int n = 4096; n > 1536; n -= 512) {
+      if (kept_at + detail::kept_scores_bytes(n, NextN) <= 227 * 1024 / Shape::ctas_per_sm - 1024) return n;
+    }
+    return 1536;
+  }();
+  static constexpr int shared_bytes = Shape::candidates ? kept_at + detail::kept_scores_bytes(kept, NextN) : own_bytes;
   static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024 && NextN % Shape::together == 0)>());
   static_assert(require_tuning<LogitsPlan, (!swizzled || stages_at % (8 * width) == 0)>());
 };

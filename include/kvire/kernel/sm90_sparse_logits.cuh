@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
@@ -120,6 +122,8 @@ KVIRE_DEVICE KVIRE_INLINE T keep(T x, int lane) {
   return __shfl_sync(~0U, x, lane);
 }
 
+struct Nothing {};
+
 /// The consumer warpgroup: all tiles of the share. `row`: whose queries are in shared memory.
 ///
 /// What counts here is the number of instructions: while an ordinary one reads its operands, the tensor cores do not read theirs, so the time of a
@@ -138,6 +142,7 @@ struct Consumer {
   int row;
   kstd::uint32_t shared;
   int thread;
+  [[no_unique_address]] std::conditional_t<Shape::candidates, KeptScores<Plan::kept, next_n>, Nothing> kept;
   int lane = keep(thread % 32, thread);
   int c = lane & 3;
   int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
@@ -186,6 +191,10 @@ struct Consumer {
     if (logit != logit) {
       logit = -__int_as_float(0x7F800000);
       if (mine && a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
+    }
+    if constexpr (Shape::candidates) {
+      if (mine && token < seen) kept.put(token_of(product), token, there ? logit : float_of(nan_bits));
+      return;
     }
     if (mine && token < (listed<Plan>(a) ? listed_scores<Plan>(a) : seen)) {
       if (Plan::options && a.bf16) {
@@ -245,19 +254,39 @@ struct Consumer {
     }
   }
   /// `tiles`: of the share.
+  /// KeepCandidates: before a tile; `other`: it is of another row, or there is none.
+  KVIRE_DEVICE KVIRE_INLINE void make_room([[maybe_unused]] bool other) {
+    if constexpr (Shape::candidates) {
+      if (!other && !kept.full()) return;
+      kept.flush(other, (static_cast<kstd::int64_t>(blockIdx.x) + row) * next_n, [&](int q) { return static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)); });
+    }
+  }
   KVIRE_DEVICE KVIRE_INLINE void run(int tiles) {
+    bool begun = false;  // KeepCandidates: this CTA's part of the row
     constexpr int rows = tile_tokens / Plan::pages_per_tile;
     take_row();
 #pragma unroll 1
-    for (; tiles > 0; --tiles) {
-      ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
-      const Words4 meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+    for (; Shape::candidates || tiles > 0; --tiles) {
+      const bool last = Shape::candidates && tiles == 0;
+      Words4 meta{};
+      if (!last) {
+        ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
+        meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+      }
+      if (begun) make_room(last || static_cast<int>(meta.x) != row);
+      if (last) return;
       if (static_cast<int>(meta.x) != row) {
+        begun = false;
         row = static_cast<int>(meta.x);
         ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
         load_row<Plan, Heads>(a, row, shared, thread);
         ptx::named_barrier(1, group_threads);
         take_row();
+      }
+      if constexpr (Shape::candidates) {
+        if (!begun) kept.begin(static_cast<int>(meta.y));
+        begun = true;
+        kept.next_tile();
       }
       const int token = static_cast<int>(meta.y) + local;
       const unsigned position = Plan::pages_per_tile > 1 ? (local < rows ? meta.z : meta.w) + local % rows : meta.z + local;
@@ -313,7 +342,8 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0U, thread / 32, 0), lane = thread % 32;
   const kstd::uint32_t shared = detail::keep(ptx::shared_address(memory), lane);
-  ptx::launch_dependents();
+  constexpr bool selected_from = Shape::best || Shape::candidates;  // by a kernel that reads the lengths as soon as it starts
+  if constexpr (!selected_from) ptx::launch_dependents();
   // Where this CTA's share would start were all rows as long as the table is wide: what lies there is read while the lengths are on their way.
   const int width = detail::tiles_of(detail::most_scores<Plan>(a));
   int begin, size;
@@ -331,10 +361,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     __syncwarp();
     ptx::named_barrier_arrive(2, Shape::threads);
     ptx::wait_for_earlier_grids();
+    if constexpr (selected_from) ptx::launch_dependents();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
     detail::produce<Plan, Shape>(a, map, ids, detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x), shared, lane);
   } else {
     ptx::wait_for_earlier_grids();
+    if constexpr (selected_from) ptx::launch_dependents();
     // Warms L2: the whole page table, line by line over all CTAs.
     const kstd::int64_t lines = (a.table_stride * a.batch * 4 + 127) / 128;
     const kstd::int64_t line = static_cast<kstd::int64_t>(blockIdx.x) * group_threads + thread;
@@ -350,7 +382,12 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
       detail::load_row<Plan, Heads>(a, share.row, shared, thread);
       ptx::named_barrier(1, group_threads);
     }
-    detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread}.run(share.tiles);
+    if constexpr (Shape::candidates) {
+      auto& kept = *reinterpret_cast<detail::KeptScoresMemory<Plan::kept, NextN>*>(memory + Plan::kept_at);
+      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, {a.candidates, kept, a.candidates.whole(share.each), thread}}.run(share.tiles);
+    } else {
+      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, {}}.run(share.tiles);
+    }
   }
 #else
   (void)a, (void)map;
@@ -382,6 +419,21 @@ inline cudaError_t make_key_map(KeyMap& map, const LogitsArguments& a, int row_b
 
 }  // namespace detail
 
+/// Whether there are KeepCandidates kernels of these pages: not of fp4 keys, some of whose scores are mended when they have been written.
+template <class P, int NextN>
+constexpr bool keeps_candidates() {
+  return NextN <= 2 && P::template element_of<role::Value> != Element::e2m1;
+}
+
+/// CTAs that launch_logits launches: at most `sms` times Shape::ctas_per_sm; fewer where the table cannot hold as many tiles.
+template <class P, class Shape>
+kstd::int64_t logits_ctas(const LogitsArguments& a, int sms) {
+  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * P::tokens_per_page;  // of a row, at most
+  const kstd::int64_t most = a.batch * ((scores + tile_tokens - 1) / tile_tokens);
+  const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Shape::ctas_per_sm;
+  return most < fits ? most : fits;
+}
+
 /// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs; fewer where the table cannot hold as many tiles.
 /// `overlap`: programmatic dependent launch. The kernel may then start while the stream's earlier kernel ends; it waits for that one before
 /// it reads anything.
@@ -395,13 +447,11 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   if (!Shape::options && (a.bf16 || a.blocks != nullptr)) return cudaErrorInvalidValue;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  const kstd::int64_t most = a.batch * ((scores + tile_tokens - 1) / tile_tokens);
-  const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Shape::ctas_per_sm;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(most < fits ? most : fits));
+  config.gridDim = dim3(static_cast<unsigned>(logits_ctas<P, Shape>(a, sms)));
   config.blockDim = dim3(Shape::threads);
   config.dynamicSmemBytes = Plan::shared_bytes;
   config.stream = stream;

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <kvire/kernel/top_k_short_row.cuh>
+
+KVIRE_NAMESPACE_BEGIN
+
+namespace detail::topk {
+
+#if KVIRE_CUDA_COMPILER
+
+/// A longer row: the blocks of a cluster, or one, stream it through a filter.
+template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
+struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
+  using Base = ShortRow<Threads, Items, Streams, Clustered, Paged>;
+  using Base::add_keys, Base::begin, Base::blocks, Base::capacity, Base::chunk, Base::clear, Base::depth, Base::emit_by_score, Base::end, Base::entry;
+  using Base::exclusive_scan, Base::find, Base::hist, Base::lane, Base::list, Base::listed_as, Base::load4, Base::load_tile, Base::nans, Base::on_good_page, Base::out, Base::p;
+  using Base::passing, Base::place, Base::quads, Base::rank, Base::rank_between, Base::refine, Base::s, Base::scores, Base::select, Base::tid, Base::visible, Base::warp, Base::warps;
+
+  struct Filter {
+    u32 least = 1;  // key
+    u32 limit = 0;  // filter_key of it
+    int shift = 0;  // of the bins of `passing`
+  };
+
+  __device__ u32* passing_bin(u32 key, const Filter& f) const { return passing + min((key - f.least) >> f.shift, u32(bins - 1)); }
+
+  // Lists what passes of four neighbouring scores. Entries beyond the capacity are counted, not kept; true if there were any.
+  template <bool Positive, bool Guessed>
+  __device__ bool list_passing(const float4& v, int position, const Filter& f, bool count_nans) {
+    const u32 b[4] = {bits_of(v.x), bits_of(v.y), bits_of(v.z), bits_of(v.w)};
+    u32 mask = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Positive) {  // -inf, which stands beyond the end, does not pass
+        if (int(b[i]) >= int(f.limit - 0x7F800001U) && b[i] <= infinity_bits && on_good_page(position + i)) mask |= 1U << i;
+      } else if (filter_key(b[i]) >= f.limit && position + i < end) {
+        if (is_nan_bits(b[i])) {
+          nans += count_nans ? 1U : 0U;
+        } else if (on_good_page(position + i)) {
+          mask |= 1U << i;
+        }
+      }
+    }
+    if (mask == 0) return false;
+    u32 slot = atomicAdd(&s.listed, u32(__popc(mask)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((mask >> i & 1U) != 0) {
+        const u32 key = Positive ? sign_bit + b[i] : order_key(float_of(b[i]));
+        if (slot < u32(capacity)) list[slot] = entry_of(key, u32(position + i));
+        ++slot;
+        if constexpr (Guessed && !Clustered) atomicAdd(passing_bin(key, f), 1U);
+      }
+    }
+    return slot > u32(capacity);
+  }
+  // A cheap test of a quad first. Above zero, and if negative NaNs need not be counted, bits compare as signed integers.
+  template <bool Positive>
+  __device__ void list_part(float4 (&ring)[depth], const Filter& f) {
+    const int least = int(f.limit - 0x7F800001U);
+    for (int base = begin; base < end; base += depth * Threads * 4) {
+#pragma unroll
+      for (int d = 0; d < depth; ++d) {
+        if (base + d * Threads * 4 >= end) return;
+        const float4 v = ring[d];
+        const int position = place(base, d);
+        ring[d] = load_tile(base, d + depth);
+        const u32 x = bits_of(v.x), y = bits_of(v.y), z = bits_of(v.z), w = bits_of(v.w);
+        bool pass = false;
+        if constexpr (Positive) {
+          pass = max(max(int(x), int(y)), max(int(z), int(w))) >= least;
+        } else {
+          pass = max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= f.limit;
+        }
+        if (pass) list_passing<Positive, true>(v, position, f, true);
+      }
+    }
+  }
+
+  // The filter that the sample suggests. 128 neighbouring scores for each warp and quad, spread over the row.
+  __device__ int sample_place(int length, int q) const { return (q * warps + warp) * int(u32(length) / u32(quads * warps) & ~3U) + lane * 4; }
+  __device__ Filter guess(const float4 (&v)[quads], int length) {
+    // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
+    const float mean = __fdividef(float(p.args.k) * float(chunk), float(length));
+    const float deviation = __fsqrt_rn(mean);
+    const u32 wanted = u32(mean + 5 * deviation + 6);
+    const u32 enough = u32(mean + 4 * deviation + 4);
+    u32 keys[Items];
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
+      keys[i] = candidate_key(b);
+      if (Paged && keys[i] != 0 && !on_good_page(sample_place(length, i / 4) + i % 4)) keys[i] = 0;
+      most = max(most, keys[i]);
+    }
+    add_keys(keys);
+    most = __reduce_max_sync(~0U, most);
+    if (lane == 0) atomicMax(&s.sample_most, most);
+    __syncthreads();
+    Found f = find(hist, wanted);
+    Filter filter;
+    if (f.all == 0) {
+      u32 width = 1U << (32 - digit);
+      filter.least = f.bin << (32 - digit);
+      if (f.count > wanted) {
+        // Most of what passes shares this bin: look at the next digit.
+        clear(hist);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+          if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
+        }
+        __syncthreads();
+        const u32 above = f.above;
+        f = find(hist, wanted - above);
+        f.above += above;
+        width = 1U << (32 - 2 * digit);
+        filter.least |= f.bin << (32 - 2 * digit);
+      }
+      // As if the bin's scores were spread evenly; only if the sample bears it out, for they may be few distinct numbers.
+      const u32 within = filter.least + u32(float(width) * (1 - __fdividef(float(wanted - f.above), float(f.count))));
+      u32 n = 0;
+#pragma unroll
+      for (int i = 0; i < Items; ++i) n += keys[i] >= within ? 1U : 0U;
+      n = __reduce_add_sync(~0U, n);
+      if (lane == 0) atomicAdd(&s.sample_passed, n);
+      __syncthreads();
+      if (s.sample_passed >= enough) filter.least = within;
+      filter.limit = filter_limit(filter.least);
+    }
+    filter.shift = max(0, 32 - __clz(int(max(s.sample_most, filter.least) - filter.least)) - digit);
+    return filter;
+  }
+
+  // Without guessing: the threshold is the k-th best so far.
+  __device__ void stream_alone(int length) {
+    begin = 0;
+    end = length;
+    if (tid == 0) s.listed = 0;
+    __syncthreads();
+    Filter f;
+    float4 next = load4(place(0, 0));
+    for (int base = 0; base < length; base += Threads * 4) {
+      const float4 v = next;
+      next = load4(place(base, 1));
+      const bool overflow = list_passing<false, false>(v, place(base, 0), f, false);
+      if (__syncthreads_or(overflow) != 0) {
+        f.limit = filter_limit(prune(base));
+        list_passing<false, false>(v, place(base, 0), f, false);
+        __syncthreads();
+      }
+    }
+  }
+  // Keeps the exact top k of the listed entries before position `from`; returns the least key that later positions must have.
+  __device__ u32 prune(int from) {
+    for (int i = tid; i < capacity; i += Threads) {
+      if (position_of(list[i]) >= u32(from)) list[i] = 0;
+    }
+    __syncthreads();
+    const u64 cut = select(capacity, capacity, u32(p.args.k));
+    if (tid == 0) s.listed = 0;
+    __syncthreads();
+    u64* kept = reinterpret_cast<u64*>(hist);  // as large as the largest k
+    for (u32 i = u32(tid); i < u32(capacity); i += Threads) {
+      if (list[i] >= cut) kept[atomicAdd(&s.listed, 1U)] = list[i];
+    }
+    __syncthreads();
+    for (u32 i = u32(tid); i < s.listed; i += Threads) list[i] = kept[i];
+    __syncthreads();
+    return key_of(cut) + 1;  // a later position loses a tie
+  }
+
+  __device__ void row_in_stream(int length) {
+    const int part = Clustered ? ((length + p.blocks - 1) >> p.block_shift) + 31 & ~31 : length;
+    begin = min(int(rank) * part, length);
+    end = min(begin + part, length);
+    // The sample is asked for first: everything waits for it.
+    float4 v[quads];
+#pragma unroll
+    for (int q = 0; q < quads; ++q) {
+      const int at = sample_place(length, q);
+      v[q] = p.vector_loads ? load_streaming4(scores + at) : float4{scores[at], scores[at + 1], scores[at + 2], scores[at + 3]};
+    }
+    float4 ring[depth];
+#pragma unroll
+    for (int d = 0; d < depth; ++d) ring[d] = load_tile(begin, d);
+    clear(hist);
+    clear(passing);
+    if (tid == 0) {
+      s.listed = 0;
+      s.received = 0;
+      s.emitted = 0;
+      s.counted = 0;
+      s.most = 0;
+      s.sample_most = 0;
+      s.sample_passed = 0;
+    }
+    __syncthreads();
+    if constexpr (Clustered) cluster_arrive();  // the first block's counters are set
+    const Filter f = guess(v, length);
+    clear(hist);
+    if constexpr (Clustered) cluster_wait();
+    if (p.counts == nullptr && f.limit > 0x7F800001U) {
+      list_part<true>(ring, f);
+    } else {
+      list_part<false>(ring, f);
+    }
+    __syncthreads();
+    u32 n = s.listed;
+    u32 front = n;
+    if constexpr (Clustered) {
+      if (rank != 0) {
+        if (tid == 0) s.counted = peer_add(peer_address(&s.received, 0), n);
+        __syncthreads();
+        const u32 slot = s.counted;
+        for (u32 i = u32(tid); i < min(n, u32(capacity)); i += Threads) {
+          if (slot + i < u32(capacity)) peer_store(peer_address(list + (capacity - 1 - (slot + i)), 0), list[i]);
+        }
+        cluster_arrive();
+        return;
+      }
+      cluster_arrive();
+      cluster_wait();
+      n += s.received;
+      if (n <= u32(capacity)) {
+        for (u32 i = u32(tid); i < n; i += Threads) atomicAdd(passing_bin(key_of(entry(i, front)), f), 1U);
+      }
+      __syncthreads();
+    }
+    const u32 k = u32(p.args.k);
+    u64 cut = u64(1) << position_bits;
+    if (n < k || n > u32(capacity)) {
+      __syncthreads();
+      stream_alone(length);
+      n = front = s.listed;
+      if (n > k) cut = select(n, front, k);
+      __syncthreads();
+      clear(hist);
+    } else if (n > k) {
+      const Found last = find(passing, k);
+      if (last.bin == u32(bins - 1)) {
+        cut = select(n, front, k);  // the last bin has no upper end
+        __syncthreads();
+        clear(hist);
+      } else {
+        const u64 base = u64(f.least + (last.bin << f.shift)) << position_bits;
+        const u64 span = u64(1) << (f.shift + position_bits);
+        if (last.count == k - last.above) {
+          cut = base;
+        } else if (last.count <= by_counting) {
+          cut = rank_between(n, front, base, span, k - last.above, last.count);
+        } else {
+          cut = refine(n, front, base, span, k - last.above);
+          __syncthreads();
+          clear(hist);
+        }
+      }
+    }
+    begin = 0;
+    end = length;
+    if (p.args.order == TopKOrder::by_score) {
+      __syncthreads();
+      u64* ranked = reinterpret_cast<u64*>(hist);
+      for (u32 i = u32(tid); i < n; i += Threads) {
+        const u64 e = entry(i, front);
+        if (e >= cut) ranked[atomicAdd(&s.emitted, 1U)] = e;
+      }
+      emit_by_score();
+    } else {
+      emit_list(n, front, cut, length);
+    }
+  }
+
+  // Lists in position order what the list holds at or above the cut: a counting sort over up to 4096 runs of positions, and within a run
+  // (about one entry; never more than its positions) each entry counts those before it. Counts are halves of words, two runs in each.
+  // The histogram is clear.
+  __device__ void emit_list(u32 n, u32 front, u64 cut, int length) {
+    u32* run_end = hist;
+    u32* placed = hist + bins / 2;
+    const int run_shift = max(0, 32 - __clz(length - 1) - digit);
+    const auto run_of = [&](u32 position) { return position >> run_shift; };
+    const auto end_of = [&](u32 run) { return run_end[run >> 1] >> ((run & 1U) * 16) & 0xFFFFU; };
+    __syncthreads();
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u64 e = entry(i, front);
+      const u32 run = run_of(position_of(e));
+      if (e >= cut) atomicAdd(&run_end[run >> 1], 1U << ((run & 1U) * 16));
+    }
+    __syncthreads();
+    constexpr int words = bins / 2 / Threads;
+    u32 v[words];
+    u32 sum = 0;
+#pragma unroll
+    for (int j = 0; j < words; ++j) {
+      v[j] = run_end[tid * words + j];
+      sum += (v[j] & 0xFFFFU) + (v[j] >> 16);
+    }
+    u32 start = exclusive_scan(sum);
+    if (tid == Threads - 1) s.emitted = start + sum;
+#pragma unroll
+    for (int j = 0; j < words; ++j) {
+      const u32 middle = start + (v[j] & 0xFFFFU);
+      run_end[tid * words + j] = start | middle << 16;
+      start = middle + (v[j] >> 16);
+    }
+    __syncthreads();
+    const u32 all = s.emitted;
+    for (u32 i = u32(tid); i < n; i += Threads) {
+      const u64 e = entry(i, front);
+      if (e >= cut) {
+        const u32 run = run_of(position_of(e));
+        const u32 half = (run & 1U) * 16;
+        placed[atomicAdd(&run_end[run >> 1], 1U << half) >> half & 0xFFFFU] = position_of(e);
+      }
+    }
+    __syncthreads();
+    for (u32 i = u32(tid); i < all; i += Threads) {
+      const u32 position = placed[i];
+      const u32 run = run_of(position);
+      const u32 first = run == 0 ? 0 : end_of(run - 1);
+      const u32 stop = end_of(run);
+      u32 slot = first;
+      for (u32 j = first; j < stop; ++j) slot += placed[j] < position ? 1U : 0U;
+      out()[slot] = listed_as(int(position));
+    }
+    for (int j = int(all) + tid; j < p.args.k; j += Threads) out()[j] = -1;
+  }
+};
+
+#endif  // KVIRE_CUDA_COMPILER
+
+}  // namespace detail::topk
+
+KVIRE_NAMESPACE_END
