@@ -1,166 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers of random pages and tokens between pinned host memory and the device, against one contiguous memcpy of the same bytes; what they cost a
 // memory-bound kernel beside them; both directions at once; pinned memory; the host's time to submit. Every result is verified before it is timed.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <numeric>
-#include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include <benchmarks/support/device_timing.cuh>
+#include <benchmarks/support/transfer_lists.cuh>
 #include <kvire/codec/row.hpp>
-#include <kvire/kernel/sm90_sparse_logits.cuh>
-#include <kvire/layout/policies.hpp>
 #include <kvire/pool/mirror.hpp>
 #include <kvire/preset/deepseek_v3_2.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/transfer/migrate.cuh>
 #include <kvire/transfer/submit.cuh>
 
-using namespace kvire;
+using namespace kvire_bench;
 
 namespace {
-
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
-__global__ void fill_words(std::uint32_t* p, std::int64_t n, std::uint32_t seed, std::uint32_t mask = ~0U) {
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    p[i] = kvire_bench::mix(static_cast<std::uint64_t>(i) * 2654435761U + seed) & mask;
-  }
-}
-
-__global__ void wait_nanoseconds(unsigned wanted) {
-  const unsigned begin = ptx::nanoseconds();
-  while (ptx::nanoseconds() - begin < wanted) {
-  }
-}
-
-enum class Start {
-  idle,    // on an idle stream: the host's time to submit counts too, since the first event has passed by then
-  queued,  // behind work of the same kind on the stream, a kernel or a copy: the GPU's own time
-};
-
-constexpr std::int64_t pool_bytes = std::int64_t{1280} << 20;
-
-// The two pools as bytes, and lists of ids in pinned memory.
-struct Machine {
-  Stream<Cuda> copies = Stream<Cuda>::make({.name = "copies"}).value();
-  Stream<Cuda> back = Stream<Cuda>::make({.name = "back"}).value();
-  Stream<Cuda> compute = Stream<Cuda>::make({.name = "compute"}).value();
-  PinnedMemory pinned;
-  std::byte* host = nullptr;
-  std::byte* device = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  std::mt19937 random{1};
-
-  Machine() {
-    // The second allocation is timed: the first also starts threads and the driver.
-    pinned.deallocate(pinned.allocate(64 << 20, 256).value(), 64 << 20, 256);
-    const double t = seconds();
-    host = pinned.allocate(pool_bytes, 256).value();
-    std::printf("pinned memory: %.1f ms/GiB with %d cores\n", (seconds() - t) * 1e3 / (static_cast<double>(pool_bytes) / (1 << 30)), process_threads().threads());
-    device = DeviceMemory().allocate(pool_bytes, 256).value();
-    KVIRE_BENCH_CHECK(cudaEventCreate(&begin));
-    KVIRE_BENCH_CHECK(cudaEventCreate(&end));
-    scramble(1);
-  }
-
-  void scramble(std::uint32_t seed) {
-    const cudaStream_t s = copies.native();
-    fill_words<<<264, 512, 0, s>>>(reinterpret_cast<std::uint32_t*>(device), pool_bytes / 4, seed);
-    KVIRE_BENCH_CHECK(cudaMemcpyAsync(host, device, pool_bytes, cudaMemcpyDefault, s));
-    fill_words<<<264, 512, 0, s>>>(reinterpret_cast<std::uint32_t*>(device), pool_bytes / 4, seed + 77);
-    KVIRE_BENCH_CHECK(cudaStreamSynchronize(s));
-  }
-
-  template <class Work>
-  double microseconds(int repeats, Work work, Start start = Start::idle) {
-    return microseconds(repeats, work, [&] {
-      if (start == Start::queued) wait_nanoseconds<<<1, 1, 0, copies.native()>>>(60000);
-    });
-  }
-  template <class Work, class Before>
-  double microseconds(int repeats, Work work, Before before) {
-    std::vector<double> times;
-    for (int r = -1; r < repeats; ++r) {
-      before();
-      KVIRE_BENCH_CHECK(cudaEventRecord(begin, copies.native()));
-      work();
-      KVIRE_BENCH_CHECK(cudaEventRecord(end, copies.native()));
-      KVIRE_BENCH_CHECK(cudaStreamSynchronize(copies.native()));
-      float ms = 0;
-      KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, begin, end));
-      if (r >= 0) times.push_back(static_cast<double>(ms) * 1e3);
-    }
-    return median(times);
-  }
-
-  std::vector<std::int32_t> ids(std::int64_t pages, std::int64_t n) {
-    std::vector<std::int32_t> all(static_cast<std::size_t>(pages - 1));
-    std::iota(all.begin(), all.end(), 1);
-    std::shuffle(all.begin(), all.end(), random);
-    all.resize(static_cast<std::size_t>(n));
-    return all;
-  }
-};
-
-// A list of random pages, ready to launch.
-struct Pages {
-  detail::CheckedIds<std::int32_t> ids;
-  detail::Scratch scratch;
-  detail::CopyRequest request;
-  bool to_host = false;
-
-  Pages(Machine& m, std::int64_t page, std::int64_t n, bool to_host_) : to_host(to_host_) {
-    const std::int64_t pages = pool_bytes / page;
-    ids.from = m.ids(pages, n);
-    ids.to = m.ids(pages, n);
-    const auto bytes = static_cast<std::size_t>(n) * 4;
-    scratch = detail::Scratch::make(2 * bytes).value();
-    std::memcpy(scratch.host(), ids.from.data(), bytes);
-    std::memcpy(scratch.host() + bytes, ids.to.data(), bytes);
-    const auto* list = reinterpret_cast<const std::int32_t*>(scratch.device());
-    std::byte* const host = device_address(HostAddress{m.host}, "benchmark").value().value;
-    request.list = {to_host ? host : m.device, to_host ? m.device : host, page, page, static_cast<std::int32_t>(pages), static_cast<std::int32_t>(pages), page};
-    request.ids = {list, list + n};
-    request.pages = n;
-    request.known = &ids;
-  }
-  void launch(Stream<Cuda>& stream, const detail::CopyShape& shape) const { detail::launch_pages(stream, std::span(&request, 1), to_host, shape).value(); }
-  void launch(Stream<Cuda>& stream) const { launch(stream, detail::CopyShape::of(Pace::full, to_host, request.list.page_bytes)); }
-
-  bool right(const Machine& m) const {
-    const auto page = static_cast<std::size_t>(request.list.page_bytes);
-    std::vector<std::byte> bytes(page);
-    const std::size_t step = std::max<std::size_t>(1, ids.to.size() / 61);
-    for (std::size_t i = 0; i < ids.to.size(); i += step) {
-      const std::byte* const on_device = m.device + static_cast<std::size_t>(to_host ? ids.from[i] : ids.to[i]) * page;
-      const std::byte* const on_host = m.host + static_cast<std::size_t>(to_host ? ids.to[i] : ids.from[i]) * page;
-      KVIRE_BENCH_CHECK(cudaMemcpy(bytes.data(), on_device, page, cudaMemcpyDefault));
-      if (std::memcmp(bytes.data(), on_host, page) != 0) return false;
-    }
-    return true;
-  }
-};
-
-double memcpy_time(Machine& m, std::int64_t bytes, bool to_host, int repeats, Start start = Start::idle) {
-  const auto copy = [&](std::int64_t n) {
-    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(n), cudaMemcpyDefault, m.copies.native()));
-  };
-  return m.microseconds(repeats, [&] { copy(bytes); }, [&] {
-    if (start == Start::queued) copy(4 << 20);
-  });
-}
 
 void pages_table(Machine& m) {
   std::printf(
@@ -175,7 +31,7 @@ void pages_table(Machine& m) {
         const double one = memcpy_time(m, n * page, to_host, repeats);
         const double one_queued = memcpy_time(m, n * page, to_host, repeats, Start::queued);
         m.scramble(seed += 100);
-        const Pages check(m, page, n, to_host);
+        const RandomPages check(m, page, n, to_host);
         check.launch(m.copies);
         KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
         if (!check.right(m)) std::printf("WRONG\n");
@@ -192,61 +48,17 @@ void pages_table(Machine& m) {
 
 template <class P>
 void tokens_row(Machine& m, const char* name, bool whole, bool to_host, std::int64_t n, int blocks) {
-  const std::int64_t pages = pool_bytes / P::page_bytes;
-  constexpr std::int64_t tokens = P::tokens_per_page;
-  detail::CheckedIds<std::int64_t> ids;
-  if (whole) {
-    const auto a = m.ids(pages, n / tokens);
-    const auto b = m.ids(pages, n / tokens);
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      for (std::int64_t t = 0; t < tokens; ++t) {
-        ids.from.push_back(a[i] * tokens + t);
-        ids.to.push_back(b[i] * tokens + t);
-      }
-    }
-  } else {
-    std::vector<std::int64_t> slots(static_cast<std::size_t>((pages - 1) * tokens));
-    std::iota(slots.begin(), slots.end(), tokens);
-    for (auto* side : {&ids.from, &ids.to}) {
-      for (std::int64_t i = 0; i < n; ++i) std::swap(slots[static_cast<std::size_t>(i)], slots[static_cast<std::size_t>(i) + m.random() % (slots.size() - static_cast<std::size_t>(i))]);
-      side->assign(slots.begin(), slots.begin() + n);
-    }
-  }
-  std::byte* const host = device_address(HostAddress{m.host}, "benchmark").value().value;
-  using Engine = detail::TransferEngine<Cuda>;
-  Engine::Piece piece;
-  piece.info.direction = to_host ? CopyDirection::device_to_host : CopyDirection::host_to_device;
-  const auto shared = std::make_shared<detail::CheckedIds<std::int64_t>>(ids);
-  const auto count = static_cast<std::int32_t>(pages);
-  Engine::template rows<P>(piece, PageView<P, Cuda>{to_host ? host : m.device, P::page_bytes, count},
-                           ConstPageView<P, Cuda>(to_host ? m.device : host, P::page_bytes, count), shared, 0);
+  m.scramble(static_cast<std::uint32_t>(n + blocks));
+  const RandomTokens<P> list(m, n, to_host, whole);
   const double one = memcpy_time(m, n * detail::token_bytes<P>, to_host, 9);
-  // Ids are in pinned memory, as a transfer puts them there; whole pages were taken out of the runs.
-  const std::size_t run_bytes = piece.runs ? piece.runs->size() * sizeof(detail::TokenRun) : 0;
-  const std::size_t page_bytes = piece.pages ? piece.pages->to.size() * 4 : 0;
-  auto scratch = detail::Scratch::make(run_bytes + 2 * page_bytes + 16).value();
-  detail::CopyRequest request{piece.list, {}, 0, nullptr};
-  if (piece.runs) std::memcpy(scratch.host(), piece.runs->data(), run_bytes);
-  if (piece.pages) {
-    std::memcpy(scratch.host() + run_bytes, piece.pages->from.data(), page_bytes);
-    std::memcpy(scratch.host() + run_bytes + page_bytes, piece.pages->to.data(), page_bytes);
-    const auto* list = reinterpret_cast<const std::int32_t*>(scratch.device() + run_bytes);
-    request.ids = {list, list + page_bytes / 4};
-    request.pages = static_cast<std::int64_t>(page_bytes / 4);
-    request.known = piece.pages.get();
-  }
-  const double us = m.microseconds(7, [&] {
-    auto shape = detail::CopyShape::of(Pace::full, to_host, P::page_bytes);
-    shape.blocks = blocks;
-    if (piece.pages) detail::launch_pages(m.copies, std::span(&request, 1), to_host, shape).value();
-    if (piece.runs) {
-      piece.launch_rows(m.copies, piece.list, reinterpret_cast<const detail::TokenRun*>(scratch.device()), static_cast<std::int64_t>(piece.runs->size()), piece.run_tokens, blocks)
-          .value();
-    }
-  });
+  m.scramble(static_cast<std::uint32_t>(n + blocks + 1));
+  list.launch(m.copies, blocks);
+  KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+  const char* const verdict = list.right(m) ? "" : " WRONG";
+  const double us = m.microseconds(7, [&] { list.launch(m.copies, blocks); });
   const double bytes = static_cast<double>(n * detail::token_bytes<P>);
-  std::printf("| %s | %s, %lld B | %lld%s | %.1f | %.1f | %.1f | %d |\n", to_host ? "D2H" : "H2D", name, static_cast<long long>(detail::token_bytes<P>),
-              static_cast<long long>(n), whole ? ", whole pages" : "", bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, blocks);
+  std::printf("| %s | %s, %lld B | %lld%s | %.1f | %.1f | %.1f%s | %d |\n", to_host ? "D2H" : "H2D", name, static_cast<long long>(detail::token_bytes<P>),
+              static_cast<long long>(n), whole ? ", whole pages" : "", bytes / one / 1e3, bytes / us / 1e3, 100 * one / us, verdict, blocks);
   std::fflush(stdout);
 }
 
@@ -266,107 +78,25 @@ void tokens_table(Machine& m) {
   }
 }
 
-// The fp8 logits of 64 contexts of 32k tokens: bound by memory, on every multiprocessor, each with a fixed share of the work, so that the slowest decides.
-class Logits {
- public:
-  using P = Fp8WithScale<64, 128>;
-  static constexpr std::int64_t pages_a_launch = 32768;
-
-  explicit Logits(Machine& m) {
-    constexpr std::int64_t bytes = std::int64_t{1100} << 20;
-    constexpr int batch = 64;
-    constexpr int width = static_cast<int>(pages_a_launch) / batch;
-    constexpr std::uint32_t finite = 0x3F3F3F3F;  // of every format that bytes of a page may be in
-    const auto words = [](std::int64_t n, std::uint32_t mask) {
-      auto* const p = kvire_bench::device_array<std::uint32_t>(n);
-      fill_words<<<264, 512>>>(p, n, 9, mask);
-      return p;
-    };
-    const auto upload = [](const std::vector<std::int32_t>& v) {
-      auto* const p = kvire_bench::device_array<std::int32_t>(static_cast<std::int64_t>(v.size()));
-      KVIRE_BENCH_CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
-      return p;
-    };
-    std::vector<std::int32_t> order(static_cast<std::size_t>(bytes / P::page_bytes));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), m.random);
-    sets_ = static_cast<int>(order.size() / pages_a_launch);
-    table_ = upload(order);
-    arguments_.pages = reinterpret_cast<const std::byte*>(words(bytes / 4, finite));
-    arguments_.page_stride = P::page_bytes;
-    arguments_.page_count = static_cast<std::int32_t>(order.size());
-    arguments_.batch = batch;
-    arguments_.queries = words(batch * 64 * 128 / 4, finite);
-    arguments_.weights = reinterpret_cast<const float*>(words(batch * 64, finite));
-    arguments_.table_stride = arguments_.table_width = width;
-    arguments_.lengths = upload(std::vector<std::int32_t>(batch, width * P::tokens_per_page));
-    arguments_.logits = kvire_bench::device_array<float>(pages_a_launch * P::tokens_per_page);
-    arguments_.logits_stride = width * P::tokens_per_page;
-    KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, m.compute.device()));
-  }
-  void launch(int i, cudaStream_t stream) {
-    arguments_.page_table = table_ + i % sets_ * pages_a_launch;
-    KVIRE_BENCH_CHECK((sm90::launch_logits<P, Element::e4m3, 64, 1>(arguments_, sms_, stream)));
-  }
-
- private:
-  sm90::LogitsArguments arguments_;
-  std::int32_t* table_ = nullptr;
-  int sets_ = 0;
-  int sms_ = 0;
-};
-
 void beside(Machine& m, bool shapes) {
   constexpr int page = 8448;
-  constexpr int launches = 140;
-  Logits logits(m);
-  std::vector<cudaEvent_t> marks(launches + 1);
-  for (auto& mark : marks) KVIRE_BENCH_CHECK(cudaEventCreate(&mark));
-  const auto compute = [&](int n) {
-    KVIRE_BENCH_CHECK(cudaEventRecord(marks[0], m.compute.native()));
-    for (int i = 0; i < n; ++i) {
-      logits.launch(i, m.compute.native());
-      KVIRE_BENCH_CHECK(cudaEventRecord(marks[static_cast<std::size_t>(i) + 1], m.compute.native()));
-    }
-  };
-  const auto times = [&](int first, int last, float limit) {
-    std::vector<double> all;
-    for (int i = first; i < last; ++i) {
-      float until = 0;
-      float ms = 0;
-      if (limit > 0) KVIRE_BENCH_CHECK(cudaEventElapsedTime(&until, m.begin, marks[static_cast<std::size_t>(i) + 1]));
-      if (limit > 0 && until > limit) break;
-      KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, marks[static_cast<std::size_t>(i)], marks[static_cast<std::size_t>(i) + 1]));
-      all.push_back(static_cast<double>(ms) * 1e3);
-    }
-    return median(all);
-  };
-  compute(launches);
-  KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
-  const double alone = times(5, launches, 0);
-  std::printf("\nfp8 logits of 64 x 32k: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", alone,
-              static_cast<double>(Logits::pages_a_launch) * page / alone / 1e3);
   constexpr std::int64_t n = 65536;
-  const auto row = [&](const char* name, auto start) {
-    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
-    KVIRE_BENCH_CHECK(cudaEventRecord(m.begin, m.copies.native()));
-    start();
-    KVIRE_BENCH_CHECK(cudaEventRecord(m.end, m.copies.native()));
-    compute(launches);
-    KVIRE_BENCH_CHECK(cudaDeviceSynchronize());
-    float ms = 0;
-    KVIRE_BENCH_CHECK(cudaEventElapsedTime(&ms, m.begin, m.end));
-    const double us = times(2, launches, ms);
-    std::printf("| %s | %.1f | %.3f | %.1f |\n", name, us, us / alone, static_cast<double>(n) * page / ms / 1e6);
+  Beside beside(m);
+  std::printf("\nfp8 logits of 64 x 32k: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", beside.alone(),
+              static_cast<double>(Logits::pages_a_launch) * page / beside.alone() / 1e3);
+  const auto row = [&](const char* name, auto start, int free = 0) {
+    const auto [us, ms] = beside.run(Beside::launches, start, beside.all_but(free));
+    std::printf("| %s | %.1f | %.3f | %.1f |\n", name, us, us / beside.alone(), static_cast<double>(n) * page / ms / 1e6);
     std::fflush(stdout);
   };
   for (const bool to_host : {false, true}) {
     row(to_host ? "D2H, copy engine, contiguous" : "H2D, copy engine, contiguous", [&] {
       KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? m.host : m.device, to_host ? m.device : m.host, static_cast<std::size_t>(n * page), cudaMemcpyDefault, m.copies.native()));
     });
-    const Pages list(m, page, n, to_host);
+    const RandomPages list(m, page, n, to_host);
     row(to_host ? "D2H, kernel, random pages" : "H2D, kernel, random pages", [&] { list.launch(m.copies); });
     row(to_host ? "D2H, kernel, random pages, gentle" : "H2D, kernel, random pages, gentle", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::gentle, to_host, page)); });
+    row(to_host ? "D2H, kernel, random pages, apart, logits leave 5 SMs" : "H2D, kernel, random pages, apart, logits leave 5 SMs", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::apart, to_host, page)); }, 5);
     if (!shapes) continue;
     // What the gentle shape was chosen from.
     for (const int blocks : {8, 16, 24, 33, 66}) {
@@ -391,8 +121,8 @@ void beside(Machine& m, bool shapes) {
 void both(Machine& m) {
   constexpr std::int64_t page = 8448;
   constexpr std::int64_t n = 65536;
-  Pages in(m, page, n, false);
-  Pages out(m, page, n, true);
+  RandomPages in(m, page, n, false);
+  RandomPages out(m, page, n, true);
   std::printf("\n| both directions at once | sum GB/s | in, until its end | out, until its end |\n|---|---|---|---|\n");
   cudaEvent_t marks[4];
   for (auto& mark : marks) KVIRE_BENCH_CHECK(cudaEventCreate(&mark));
@@ -419,12 +149,7 @@ void both(Machine& m) {
     }
     std::printf("| %s | %.1f | %.1f | %.1f |\n", name, median(sum), median(rates[0]), median(rates[1]));
   };
-  const auto engine = [&](Stream<Cuda>& s, bool to_host) {
-    const auto half = static_cast<std::size_t>(pool_bytes / 2);
-    std::byte* const h = m.host + (to_host ? half : 0);
-    std::byte* const d = m.device + (to_host ? half : 0);
-    KVIRE_BENCH_CHECK(cudaMemcpyAsync(to_host ? h : d, to_host ? d : h, static_cast<std::size_t>(n * page), cudaMemcpyDefault, s.native()));
-  };
+  const auto engine = [&](Stream<Cuda>& stream, bool to_host) { memcpy_half(m, stream, n * page, to_host); };
   run("copy engines, contiguous", [&] { engine(m.copies, false); }, [&] { engine(m.back, true); });
   run("kernels, random pages", [&] { in.launch(m.copies); }, [&] { out.launch(m.back); });
   const auto gentle = detail::CopyShape::of(Pace::gentle, true, page);
@@ -432,13 +157,100 @@ void both(Machine& m) {
   run("copy engine in, kernel out", [&] { engine(m.copies, false); }, [&] { out.launch(m.back); });
   run("copy engine in, kernel out gentle", [&] { engine(m.copies, false); }, [&] { out.launch(m.back, gentle); });
   run("kernel in, copy engine out", [&] { in.launch(m.copies); }, [&] { engine(m.back, true); });
-  for (const double rate : {38.0, 40.0, 42.0}) {
-    auto paced = detail::CopyShape::of(Pace::full, true, page);
-    paced.gigabytes_per_second = rate;
-    run(("kernels, random pages, backup at " + std::to_string(static_cast<int>(rate)) + " GB/s at most").c_str(), [&] { in.launch(m.copies); }, [&] { out.launch(m.back, paced); });
-    auto slow = gentle;
-    slow.gigabytes_per_second = rate;
-    run(("kernels, random pages, gentle backup at " + std::to_string(static_cast<int>(rate)) + " GB/s at most").c_str(), [&] { in.launch(m.copies); }, [&] { out.launch(m.back, slow); });
+  for (const double rate : {40.0, 41.0, 42.0}) {
+    auto held = detail::CopyShape::of(Pace::full, true, page);
+    held.gigabytes_per_second = rate;
+    const std::string at = "backup at " + std::to_string(static_cast<int>(rate)) + " GB/s at most";
+    run(("kernels, random pages, " + at).c_str(), [&] { in.launch(m.copies); }, [&] { out.launch(m.back, held); });
+    auto small = detail::CopyShape::of(Pace::full, false, page);
+    small.warps = 8;
+    small.chunk_bytes = 1024;
+    run(("the same, load by 8 warps in chunks of 1 KiB, " + at).c_str(), [&] { in.launch(m.copies, small); }, [&] { out.launch(m.back, held); });
+  }
+}
+
+// One line of the grid: both ways, both ways at once, beside compute. `make(to_host)` is a list ready to launch; `paced(list, stream, pace, rate)` launches it
+// that way, null where there is no such way. Four lists take turns, since a device has the translations of a few thousand places at hand.
+template <class Make, class Paced>
+void grid_row(Machine& m, Beside& beside, std::int64_t item, std::int64_t n, int blocks_in, int blocks_out, Make make, Paced paced) {
+  constexpr bool has_paces = !std::is_same_v<Paced, std::nullptr_t>;
+  constexpr std::size_t lists = 4;
+  const auto bytes = static_cast<double>(n * item);
+  const int repeats = bytes < (64 << 20) ? 12 : 4;
+  std::printf("| %lld | %lld |", static_cast<long long>(item), static_cast<long long>(n));
+  std::vector<decltype(make(true))> of[2];
+  double us[2];
+  for (const bool to_host : {false, true}) {
+    const double one = memcpy_time(m, n * item, to_host, repeats, Start::queued);
+    for (std::size_t i = 0; i < lists; ++i) of[to_host].push_back(make(to_host));
+    m.scramble(static_cast<std::uint32_t>(item * 7 + n + to_host));
+    of[to_host][0].launch(m.copies);
+    KVIRE_BENCH_CHECK(cudaStreamSynchronize(m.copies.native()));
+    if (!of[to_host][0].right(m)) std::printf(" WRONG");
+    us[to_host] = m.microseconds(repeats, [&, i = std::size_t(0)]() mutable { of[to_host][++i % lists].launch(m.copies); }, Start::queued);
+    std::printf(" %.1f | %.1f |", bytes / us[to_host] / 1e3, 100 * one / us[to_host]);
+  }
+  std::size_t turn = 0;
+  const auto in = [&] { of[false][++turn % lists].launch(m.copies); };
+  const double engines = together(m, repeats, [&] { memcpy_half(m, m.copies, n * item, false); }, [&] { memcpy_half(m, m.back, n * item, true); });
+  const double both = together(m, repeats, in, [&] { of[true][turn % lists].launch(m.back); });
+  std::printf(" %.1f | %.1f |", 2 * bytes / both / 1e3, 100 * engines / both);
+  if constexpr (has_paces) {
+    const double held = together(m, repeats, in, [&] { paced(of[true][turn % lists], m.back, Pace::full, 42); });
+    std::printf(" %.1f | %.1f |", 2 * bytes / held / 1e3, 100 * engines / held);
+  } else {
+    std::printf(" | |");
+  }
+  std::printf(" %d / %d |", blocks_in, blocks_out);
+  const auto slowdown = [&](bool to_host, int sms, auto launch) {
+    const int times = static_cast<int>(std::clamp(6000 / us[to_host], 1.0, 700.0));
+    return beside.run(40, [&] {
+      for (int i = 0; i < times; ++i) launch(of[to_host][static_cast<std::size_t>(i) % lists]);
+    }, sms).us / beside.alone();
+  };
+  const int all = beside.all_but(0);
+  const auto plain = [&](const auto& list) { list.launch(m.copies); };
+  const double full_in = slowdown(false, all, plain);
+  std::printf(" %.2f / %.2f |", full_in, slowdown(true, all, plain));
+  if constexpr (has_paces) {
+    for (const Pace pace : {Pace::gentle, Pace::apart}) {
+      const int sms = pace == Pace::apart ? beside.all_but(5) : all;
+      const auto with_pace = [&](const auto& list) { paced(list, m.copies, pace, 0); };
+      const double paced_in = slowdown(false, sms, with_pace);
+      std::printf(" %.2f / %.2f |", paced_in, slowdown(true, sms, with_pace));
+    }
+    std::printf("\n");
+  } else {
+    std::printf(" | |\n");
+  }
+  std::fflush(stdout);
+}
+
+void grid(Machine& m) {
+  Beside beside(m);
+  std::printf("\nbehind other work of the stream; beside: fp8 logits of 64 x 32k, %.1f us alone\n\n"
+              "| item B | items | in GB/s | %% of memcpy | out GB/s | %% of memcpy | both ways at once GB/s | %% of two memcpy | with backups at 42 | %% | SMs in / out | logits beside in / out | gentle | apart |\n"
+              "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n", beside.alone());
+  const auto tokens = [&]<class P>(std::type_identity<P>) {
+    for (const std::int64_t n : {256, 1024, 4096, 16384}) {
+      grid_row(m, beside, detail::token_bytes<P>, n, 8, 8, [&](bool to_host) { return RandomTokens<P>(m, n, to_host); }, nullptr);
+    }
+  };
+  tokens(std::type_identity<Fp4WithScale<64, 128>>{});
+  tokens(std::type_identity<Fp8WithScale<64, 128>>{});
+  tokens(std::type_identity<Bf16Contiguous<64, 128>>{});
+  tokens(std::type_identity<preset::deepseek_v4::Latent<64>>{});
+  tokens(std::type_identity<preset::deepseek_v3_2::Latent<64>>{});
+  for (const std::int64_t page : {std::int64_t{4352}, std::int64_t{8448}, std::int64_t{16384}, std::int64_t{37440}}) {
+    for (const std::int64_t n : {256, 1024, 4096, 16384}) {
+      const auto blocks = [&](bool to_host) { return detail::CopyShape::of(Pace::full, to_host, page).blocks; };
+      grid_row(m, beside, page, n, blocks(false), blocks(true), [&](bool to_host) { return RandomPages(m, page, n, to_host); },
+               [&](const RandomPages& list, Stream<Cuda>& stream, Pace pace, double rate) {
+                 auto shape = detail::CopyShape::of(pace, list.to_host, page);
+                 if (rate > 0) shape.gigabytes_per_second = rate;
+                 list.launch(stream, shape);
+               });
+    }
   }
 }
 
@@ -450,7 +262,7 @@ void reorder_table(Machine& m) {
     for (const bool to_host : {false, true}) {
       const std::int64_t pages = pool_bytes / page / layers;
       const std::int64_t n = 2048;
-      Pages list(m, page, n, to_host);
+      RandomPages list(m, page, n, to_host);
       list.ids.from = m.ids(pages, n);
       list.ids.to = m.ids(pages, n);
       std::memcpy(list.scratch.host(), list.ids.from.data(), n * 4);
@@ -484,9 +296,9 @@ void migrate_row(Machine& m, bool to_host) {
   constexpr std::int64_t n = 8192;
   const std::int64_t on_link = to_host ? To::page_bytes : From::page_bytes;
   const int blocks = detail::PieceQueue::migrate_blocks(to_host);
-  const Pages plain(m, on_link, n, to_host);
+  const RandomPages plain(m, on_link, n, to_host);
   const double copy = m.microseconds(7, [&] { plain.launch(m.copies); });
-  const Pages pages(m, std::max(From::page_bytes, To::page_bytes), n, to_host);
+  const RandomPages pages(m, std::max(From::page_bytes, To::page_bytes), n, to_host);
   auto list = pages.request.list;
   list.from_stride = From::page_bytes;
   list.to_stride = To::page_bytes;
@@ -535,7 +347,7 @@ void migrate_table(Machine& m) {
 
 void submit(Machine& m) {
   for (const bool to_host : {false, true}) {
-    const Pages one(m, 8448, 1, to_host);
+    const RandomPages one(m, 8448, 1, to_host);
     std::printf("%s one page of 8448 B, event to event: kernel %.1f us, memcpy %.1f us\n", to_host ? "D2H" : "H2D", m.microseconds(31, [&] { one.launch(m.copies); }),
                 memcpy_time(m, 8448, to_host, 31));
   }
@@ -544,7 +356,7 @@ void submit(Machine& m) {
   auto host = mirror_of(device, 2049).value();
   auto d = device.allocate(1024).value();
   auto h = host.allocate(1024).value();
-  auto* lists = kvire_bench::device_array<std::int32_t>(2048);
+  auto* lists = device_array<std::int32_t>(2048);
   const auto a = m.ids(1025, 1024);
   const auto b = m.ids(1025, 1024);
   KVIRE_BENCH_CHECK(cudaMemcpy(lists, a.data(), 4096, cudaMemcpyHostToDevice));
@@ -588,6 +400,7 @@ int main(int argc, char** argv) {
   if (what == "all" || what == "migrate") migrate_table(m);
   if (what == "all" || what == "beside" || what == "beside_shapes") beside(m, what == "beside_shapes");
   if (what == "all" || what == "both") both(m);
+  if (what == "all" || what == "grid") grid(m);
   if (what == "all" || what == "submit") submit(m);
   return 0;
 }
