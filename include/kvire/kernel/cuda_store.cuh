@@ -9,7 +9,7 @@ KVIRE_NAMESPACE_BEGIN
 
 #if KVIRE_CUDA_COMPILER
 
-/// store of the host on the CUDA backend: rows, slots, the prologue's tables and `counts` in device memory. One kernel serves every policy.
+/// store of the host on the CUDA backend: rows, slots, the prologue's tables and `counts` in device memory. Every policy is served.
 /// Errors: invalid_argument as check_store says; those of the runtime.
 template <LayoutPolicy P, class Lease>
 Status store(Rows rows, const std::int64_t* slots, const Lease& lease, Stream<Cuda>& stream, const StoreOptions& options = {}) {
@@ -29,7 +29,7 @@ Status store(Rows rows, const std::int64_t* slots, const Lease& lease, Stream<Cu
         args.prologue = options.prologue;
         const cudaError_t error = detail::with_limit(slots, rows.count, P::tokens_per_page, lease, view.pages, native, [&](const std::int64_t* covered) {
           args.slots = covered;
-          return launch_store<P>(args, rows.count, options.counts, native);
+          return launch_store<P>(args, rows.count, options.counts, native, options.overlap);
         });
         return detail::cuda_status(error, "store");
       },

@@ -1,156 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <kvire/kernel/body/store.hpp>
-#include <kvire/kernel/cuda/sub_warp.cuh>
 #include <kvire/kernel/cuda/warp_group.cuh>
+#include <kvire/kernel/store_prologue.cuh>
 
-/// The CUDA store: body::store on lanes of a warp, the bytes of the host twin.
-///   - Rows with a prologue take a full warp each, so that reductions have the host's tree.
-///   - Other rows take a part of a warp with about 16 elements a lane: 16-byte loads and stores, several rows under way in each warp, and for
-///     e4m3 the conversion instruction. Rows with an infinity or a NaN leave that path for the plain encoder.
+/// The CUDA store: the bytes of body::store, by two kernels.
+///   - Rows that divide into stripes of 64 elements, each of one field, take eight lanes each: a lane owns eight elements of every stripe, so
+///     that loads and stores of a stripe are side by side. They encode without the host's branches: a row with an infinity, a NaN or an extreme
+///     scale is taken again by body::store. Prologues run on the same lanes, in the host's order.
+///   - Other rows, and rows that do not start on 16 bytes, take a warp each, by body::store.
 
 KVIRE_NAMESPACE_BEGIN
 
 namespace detail::store {
 
-// Lanes for a row without prologue: the fewest, up to a warp, that own at most 16 elements each.
-template <LayoutPolicy P>
-KVIRE_HD constexpr int lanes_per_row() {
-  int lanes = 1;
-  while (lanes < 32 && P::dim > lanes * 16) lanes *= 2;
-  return lanes;
-}
-
 #if KVIRE_CUDA_COMPILER
-
-// e4m3 codes of two finite products; `a` in the low byte.
-__device__ inline kstd::uint32_t e4m3_pair(float a, float b) {
-#if KVIRE_DEVICE_ARCH >= 890
-  unsigned short codes = 0;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
-  return codes;
-#else
-  return kstd::uint32_t(e4m3_from_f32(a)) | kstd::uint32_t(e4m3_from_f32(b)) << 8;
-#endif
-}
-
-template <LayoutPolicy P, class F>
-KVIRE_HD constexpr bool is_converted() {
-  if constexpr (F::scaled) return F::element == Element::e4m3 && P::Scaling::formula != ScaleFormula::scale_clamp;
-  return false;
-}
-
-// body::detail::store_scaled for e4m3 codes of finite elements, two at a time.
-template <LayoutPolicy P, class Split, class F, class G, class Pieces>
-__device__ void store_converted(G g, const Pieces& pieces, kstd::byte* page, int token, const RowOptions& options) {
-  using Codec = ScaleCodec<P>;
-  using S = RowField<P, P::template section_of<role::Scale>>;
-  constexpr int blocks = body::detail::lane_blocks<P, Split>;
-  constexpr int run = Split::elements / blocks;
-  typename G::template Lanes<body::detail::Keys<blocks>> keys;
-  const int lane = g.lane();
-  const bool owner = body::detail::owns<F, Split>(lane);
-  float x[Split::elements];
-  bool finite = true;
-#pragma unroll
-  for (int b = 0; b < blocks; ++b) {
-    kstd::uint32_t key = 0;
-#pragma unroll
-    for (int i = 0; i < run; ++i) {
-      const kstd::uint32_t bits = prepare_bits(bits_of(pieces.value.x[b * run + i]), options);
-      x[b * run + i] = float_of(bits);
-      key = max(key, abs_bits(bits));
-    }
-    keys.value.key[b] = owner ? key : 0;
-    finite = finite && keys.value.key[b] < infinity_bits;
-  }
-  if (g.any(!finite)) {
-    body::detail::store_scaled<P, Split, F>(g, pieces, page, token, options);
-    return;
-  }
-  body::detail::share_keys<P, Split, F>(g, keys);
-  if (!owner) return;
-#pragma unroll
-  for (int b = 0; b < blocks; ++b) {
-    const BlockScale scale = Codec::make(keys.value.key[b]);
-    const int index = lane * Split::elements - F::first + b * run;
-    if (index % Codec::block == 0) store_codes<S::element>(page + S::offset(token), index / Codec::block, {scale.code});
-    constexpr int alignment = static_cast<int>(power_of_two_divisor(kstd::int64_t(F::byte_alignment | run), kstd::int64_t(16)));
-    if constexpr (alignment >= 4) {
-      kstd::uint32_t words[run / 4];
-#pragma unroll
-      for (int i = 0; i < run / 4; ++i) {
-        const float* y = x + b * run + i * 4;
-        words[i] = e4m3_pair(mul_rn(y[0], scale.factor), mul_rn(y[1], scale.factor)) |
-                   e4m3_pair(mul_rn(y[2], scale.factor), mul_rn(y[3], scale.factor)) << 16;
-      }
-      __builtin_memcpy(__builtin_assume_aligned(page + F::offset(token) + index, alignment), words, run);
-    } else {
-      kstd::uint32_t codes[run];
-#pragma unroll
-      for (int i = 0; i < run; ++i) codes[i] = e4m3_pair(mul_rn(x[b * run + i], scale.factor), 0.0F) & 0xFFU;
-      store_codes<F::element, run, alignment>(page + F::offset(token), index, codes);
-    }
-  }
-}
-
-template <LayoutPolicy P, class G, class Pieces>
-__device__ void store_own_pieces(G g, const Pieces& pieces, kstd::byte* page, int token, const RowOptions& options) {
-  using Split = body::RowSplit<P, G::size>;
-  for_each_field<P>([&](auto field) {
-    using F = decltype(field);
-    if constexpr (is_converted<P, F>()) {
-      store_converted<P, Split, F>(g, pieces, page, token, options);
-    } else if constexpr (F::scaled) {
-      body::detail::store_scaled<P, Split, F>(g, pieces, page, token, options);
-    } else if constexpr (F::logical) {
-      body::detail::store_plain<P, Split, F>(g, pieces, page, token, options);
-    } else if constexpr (F::padding) {
-      if (g.lane() == 0) kvire::detail::zero_padding<F>(page, token);
-    }
-  });
-}
-
-// Elements [0, N) from `first` on, 16 bytes at a time where the caller knows that this is aligned.
-template <Element E, int N>
-__device__ void load_piece(float (&x)[N], const void* rows, kstd::int64_t first, bool vector) {
-  if constexpr (E == Element::bf16) {
-    const auto* p = static_cast<const kstd::uint16_t*>(rows) + first;
-    if (N % 8 == 0 && vector) {
-#pragma unroll
-      for (int i = 0; i < N / 8; ++i) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(p) + i);
-        const kstd::uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          x[i * 8 + j * 2] = float_of(w[j] << 16);
-          x[i * 8 + j * 2 + 1] = float_of(w[j] & 0xFFFF0000U);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = f32_from_bf16(p[i]);
-    }
-  } else {
-    const auto* p = static_cast<const float*>(rows) + first;
-    if (N % 4 == 0 && vector) {
-#pragma unroll
-      for (int i = 0; i < N / 4; ++i) {
-        const float4 v = __ldg(reinterpret_cast<const float4*>(p) + i);
-        x[i * 4] = v.x;
-        x[i * 4 + 1] = v.y;
-        x[i * 4 + 2] = v.z;
-        x[i * 4 + 3] = v.w;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = p[i];
-    }
-  }
-}
 
 __device__ inline void add_counts(StoreCounts* counts, const StoreCounts& mine) {
   auto* to = reinterpret_cast<unsigned long long*>(counts);
@@ -165,60 +29,166 @@ __device__ inline void add_counts(StoreCounts* counts, const StoreCounts& mine) 
   if (threadIdx.x < 5 && sums[threadIdx.x] != 0) atomicAdd(to + threadIdx.x, sums[threadIdx.x]);
 }
 
+/// Where a row with this slot and position goes, counted.
+template <LayoutPolicy P>
+__device__ Place place_of(const body::StoreArgs<P>& args, kstd::int64_t slot, kstd::int64_t position, StoreCounts& counts) {
+  const kstd::int64_t id = slot / P::tokens_per_page;
+  if (slot < 0) {
+    counts.skipped += 1;
+  } else if (id >= args.page_count) {
+    counts.bad_slots += 1;
+  } else if (id < args.first_page) {
+    counts.null_page += 1;
+  } else if (position < 0) {
+    counts.bad_positions += 1;
+  } else {
+    counts.stored += 1;
+    return {args.pages + args.page_stride * id, static_cast<int>(slot % P::tokens_per_page)};
+  }
+  return {};
+}
+
+/// body::store of row `item`, by a warp: what the lanes of a row are not made for. A call for long rows, whose bodies take many registers; short
+/// ones have none to spare for what a call keeps.
+template <LayoutPolicy P>
+__device__ __noinline__ void call_store(const body::StoreArgs<P>& args, kstd::int64_t item) {
+  body::store<P>(WarpGroup{}, item, args);
+}
+template <LayoutPolicy P>
+__device__ void store_again(const body::StoreArgs<P>& args, kstd::int64_t item) {
+  if constexpr (Stripes<P>::each <= 2) {
+    body::store<P>(WarpGroup{}, item, args);
+  } else {
+    call_store<P>(args, item);
+  }
+}
+
 inline constexpr int threads = 256;
 
-// What becomes of a row without prologue.
-template <LayoutPolicy P>
-__device__ void sort_slot(const body::StoreArgs<P>& args, kstd::int64_t slot, StoreCounts& counts) {
-  const kstd::int64_t id = slot / P::tokens_per_page;
-  counts.skipped += slot < 0 ? 1 : 0;
-  counts.bad_slots += id >= args.page_count ? 1 : 0;
-  counts.null_page += slot >= 0 && id < args.first_page && id < args.page_count ? 1 : 0;
-  counts.stored += slot >= 0 && id >= args.first_page && id < args.page_count ? 1 : 0;
-}
+/// From here on a lane's two rows keep memory busier, and below them one is sooner there.
+inline constexpr kstd::int64_t many_rows = 1 << 14;
 
-// Each group takes `Rows` rows, a grid apart. Slots and rows are asked for together; what becomes of a row is decided once both are there.
-template <LayoutPolicy P, Element E, int Rows>
-__global__ __launch_bounds__(threads) void store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, bool vector, StoreCounts* counts) {
-  constexpr int lanes = lanes_per_row<P>();
-  using G = SubWarpGroup<lanes>;
-  using Split = body::RowSplit<P, lanes>;
-  const G g;
-  const kstd::int64_t first = (kstd::int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
-  const kstd::int64_t step = kstd::int64_t(gridDim.x) * threads / lanes;
-  typename G::template Lanes<body::RowPiece<Split::elements>> pieces[Rows];
-  kstd::int64_t slots[Rows];
+/// Rows of eight lanes, and blocks of a multiprocessor that there must be registers for: enough bytes have to be under way.
+template <int Rows, int Blocks>
+struct Shape {
+  static constexpr int rows = Rows, blocks = Blocks;
+  static constexpr int block_rows = threads / lanes * Rows;
+};
+
+template <LayoutPolicy P, Element E, bool WithPrologue, class Shape>
+__global__ __launch_bounds__(threads, Shape::blocks) void store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, bool vector,
+                                                                       StoreCounts* counts) {
+  using Split = Stripes<P>;
+#if KVIRE_DEVICE_ARCH >= 900
+  ptx::wait_for_earlier_grids();
+  ptx::launch_dependents();
+#endif
+  constexpr int warp_rows = 32 / lanes;
+  const int lane = static_cast<int>(threadIdx.x % lanes);
+  // The rows of a warp are neighbours; those of the same lanes are warp_rows apart.
+  const kstd::int64_t warp_first = kstd::int64_t(blockIdx.x) * Shape::block_rows + threadIdx.x / 32 * (warp_rows * Shape::rows);
+  const kstd::int64_t first = warp_first + threadIdx.x % 32 / lanes;
+  Chunk<E> raw[Shape::rows][Split::each] = {};
+  const auto load = [&](int part) {
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    const kstd::int64_t item = first + r * step;
+    for (int r = 0; r < Shape::rows; ++r) {
+      const kstd::int64_t item = first + r * warp_rows;
+#pragma unroll
+      for (int s = 0; s < Split::each; ++s) {
+        if (item < rows) raw[r][s].load(args.rows, item * args.row_stride + (part * Split::each + s) * stripe + lane * chunk);
+      }
+    }
+  };
+  kstd::int64_t slots[Shape::rows], positions[Shape::rows] = {};
+#pragma unroll
+  for (int r = 0; r < Shape::rows; ++r) {
+    const kstd::int64_t item = first + r * warp_rows;
     slots[r] = item < rows ? args.slots[item] : -1;
-    if (item < rows && g.lane() < Split::lanes) {
-      load_piece<E>(pieces[r].value.x, args.rows, item * args.row_stride + kstd::int64_t(g.lane()) * Split::elements, vector);
+    if constexpr (WithPrologue) {
+      if (args.prologue.rope_dims > 0 && item < rows) positions[r] = args.prologue.position(item);
+      if (args.prologue.rope_dims > 0 && positions[r] >= args.prologue.table_rows) positions[r] = -1;
     }
   }
-  RowOptions options = args.options;
-  if constexpr (E == Element::bf16) options.bf16_round_trip = false;  // they are bf16 already
+  load(0);  // at once, whatever becomes of the rows
+  StoreCounts mine;
+  Place places[Shape::rows];
 #pragma unroll
-  for (int r = 0; r < Rows; ++r) {
-    const kstd::int64_t id = slots[r] / P::tokens_per_page;
-    if (slots[r] < 0 || id >= args.page_count || id < args.first_page) continue;
-    store_own_pieces<P>(g, pieces[r], args.pages + args.page_stride * id, static_cast<int>(slots[r] % P::tokens_per_page), options);
+  for (int r = 0; r < Shape::rows; ++r) {
+    if (first + r * warp_rows < rows) places[r] = place_of(args, slots[r], positions[r], mine);
   }
-  if (counts != nullptr) {
-    StoreCounts mine;
-    for (int r = 0; r < Rows && g.lane() == 0; ++r) {
-      if (first + r * step < rows) sort_slot(args, slots[r], mine);
+  unsigned again = 0;  // bit r: row r of this lane's
+  for_each_index<Split::parts>([&](auto part) {
+    if constexpr (decltype(part)::value > 0) load(part.value);
+#pragma unroll
+    for (int r = 0; r < Shape::rows; ++r) {
+      const Place to = places[r];
+      bool bad = false;
+      Scales<P> scales;
+      const auto encode = [&](auto& x) {
+        if (args.options.bf16_round_trip) round_to_bf16(x);
+        for_each_index<Split::each>([&](auto s) {
+          constexpr int at = decltype(part)::value * Split::each + decltype(s)::value;
+          using F = typename Split::template Field<at>;
+          if constexpr (!F::scaled) {
+            bad = store_plain<P, at>(x[decltype(s)::value], to, lane, args.options) || bad;
+          } else if constexpr (at * stripe == F::first) {
+            bad = store_scaled<P, F>(x, to, lane, args.options, scales) || bad;
+          }
+        });
+      };
+      if constexpr (WithPrologue) {
+        Chunk<Element::f32> x[Split::count];
+        apply_prologue<P>(raw[r], x, lane, args.prologue, positions[r] < 0 ? 0 : positions[r], vector);
+        encode(x);
+      } else {
+        encode(raw[r]);
+      }
+      again |= bad && to.page != nullptr ? 1U << r : 0;
+      if (decltype(part)::value == 0 && lane == 0 && to.page != nullptr) {
+        for_each_index<P::section_count>([&](auto i) {
+          using F = RowField<P, decltype(i)::value>;
+          if constexpr (F::padding) kvire::detail::zero_padding<F>(to.page, to.token);
+        });
+        if constexpr (Scales<P>::gathered) scales.store(to);
+      }
     }
-    add_counts(counts, mine);
+  });
+  if (__any_sync(0xFFFFFFFFU, again != 0)) {
+#pragma unroll 1
+    for (int r = 0; r < Shape::rows; ++r) {
+      unsigned rows_again = __ballot_sync(0xFFFFFFFFU, (again >> r & 1U) != 0);
+      while (rows_again != 0) {
+        const int row = (__ffs(static_cast<int>(rows_again)) - 1) / lanes;
+        rows_again &= ~(0xFFU << (row * lanes));
+        __syncwarp();  // behind what was written above, in part wrongly
+        store_again<P>(args, warp_first + r * warp_rows + row);
+      }
+    }
   }
+  if (counts != nullptr) add_counts(counts, lane == 0 ? mine : StoreCounts{});
 }
 
+inline constexpr int plain_threads = 256;
+
 template <LayoutPolicy P>
-__global__ __launch_bounds__(threads) void store_with_prologue_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, StoreCounts* counts) {
-  const kstd::int64_t item = (kstd::int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
+__global__ __launch_bounds__(plain_threads) void plain_store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, StoreCounts* counts) {
+  const kstd::int64_t item = (kstd::int64_t(blockIdx.x) * plain_threads + threadIdx.x) / 32;
   StoreCounts mine;
   if (item < rows) mine = body::store<P>(WarpGroup{}, item, args);
   if (counts != nullptr) add_counts(counts, WarpGroup::lane() == 0 ? mine : StoreCounts{});
+}
+
+inline cudaError_t launch(const void* kernel, std::int64_t blocks, int threads, void** arguments, cudaStream_t stream, bool overlap) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
 #endif  // KVIRE_CUDA_COMPILER
@@ -228,24 +198,58 @@ __global__ __launch_bounds__(threads) void store_with_prologue_kernel(const __gr
 #if KVIRE_CUDA_COMPILER
 
 /// Queues a store of `rows` rows; pointers in device memory, `counts` (or null) is added to. Captures; allocates nothing, waits for nothing.
+/// `overlap`: programmatic dependent launch, from sm_90 on. The kernel may then start while the stream's earlier one ends; it waits for that one
+/// before it reads anything.
 template <LayoutPolicy P>
-cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, StoreCounts* counts, cudaStream_t stream) {
+cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, StoreCounts* counts, cudaStream_t stream, bool overlap = false) {
   static_assert(require_layout<P>());
+  namespace ds = detail::store;
+  using Split = ds::Stripes<P>;
   if (rows <= 0) return rows == 0 ? cudaSuccess : cudaErrorInvalidValue;
-  const bool warp_each = args.prologue.any() || (body::RowSplit<P, detail::store::lanes_per_row<P>()>::lanes == 1 && P::dim > 32);
-  const int lanes = warp_each ? 32 : detail::store::lanes_per_row<P>();
-  const bool pairs = !warp_each && rows >= 8192;
-  const auto blocks = static_cast<unsigned>(ceil_div(rows * lanes, std::int64_t(detail::store::threads) * (pairs ? 2 : 1)));
-  if (warp_each) {
-    detail::store::store_with_prologue_kernel<P><<<blocks, detail::store::threads, 0, stream>>>(args, rows, counts);
-  } else {
-    const int element_bytes = bits(args.row_element) / 8;
-    const bool vector = reinterpret_cast<std::uintptr_t>(args.rows) % 16 == 0 && args.row_stride * element_bytes % 16 == 0;
-    const auto kernel = args.row_element == Element::bf16 ? (pairs ? detail::store::store_kernel<P, Element::bf16, 2> : detail::store::store_kernel<P, Element::bf16, 1>)
-                                                          : (pairs ? detail::store::store_kernel<P, Element::f32, 2> : detail::store::store_kernel<P, Element::f32, 1>);
-    kernel<<<blocks, detail::store::threads, 0, stream>>>(args, rows, vector, counts);
+  body::StoreArgs<P> a = args;
+  if constexpr (Split::fits) {
+    const bool bf16 = args.row_element == Element::bf16;
+    const bool prologue = args.prologue.any();
+    bool serves =
+        reinterpret_cast<std::uintptr_t>(args.rows) % 16 == 0 && args.row_stride * bits(args.row_element) / 8 % 16 == 0 && (!prologue || Split::fits_prologue);
+    if constexpr (Split::scaled) {
+      using Codec = ScaleCodec<P>;
+      if (Codec::value_element == Element::e2m1 && args.options.ties == Ties::to_even) serves = serves && bf16 && !prologue && !Codec::divides;
+    }
+    const Prologue& p = args.prologue;
+    const auto address = [](const void* x) { return reinterpret_cast<std::uintptr_t>(x); };
+    bool vector = (address(p.weight) | address(p.cos) | address(p.sin)) % 16 == 0 && p.rope_dims % ds::chunk == 0;
+    if (serves) {
+      const auto go = [&](auto element, auto with_prologue) {
+        constexpr Element E = decltype(element)::value;
+        constexpr bool W = decltype(with_prologue)::value;
+        constexpr int words = Split::each * (E == Element::bf16 && !W ? 4 : 8);  // registers of a row
+        const auto shaped = [&](auto shape) {
+          using S = decltype(shape);
+          void* arguments[] = {&a, &rows, &vector, &counts};
+          return ds::launch(reinterpret_cast<const void*>(&ds::store_kernel<P, E, W, S>), ceil_div(rows, std::int64_t(S::block_rows)), ds::threads, arguments,
+                            stream, overlap);
+        };
+        if constexpr (words <= 8) {
+          if constexpr (Split::packed) {
+            if (rows >= ds::many_rows) return shaped(ds::Shape<2, 5>{});
+          }
+          return shaped(ds::Shape < 1, Split::packed ? 6 : 8 > {});
+        } else {
+          return shaped(ds::Shape < 1, words <= 16 || (words <= 32 && Split::packed) ? 4 : words <= 32 ? 3 : 2 > {});
+        }
+      };
+      using Bf16 = kstd::integral_constant<Element, Element::bf16>;
+      using F32 = kstd::integral_constant<Element, Element::f32>;
+      if constexpr (Split::fits_prologue) {
+        if (prologue) return bf16 ? go(Bf16{}, kstd::true_type{}) : go(F32{}, kstd::true_type{});
+      }
+      return bf16 ? go(Bf16{}, kstd::false_type{}) : go(F32{}, kstd::false_type{});
+    }
   }
-  return cudaGetLastError();
+  void* arguments[] = {&a, &rows, &counts};
+  return ds::launch(reinterpret_cast<const void*>(&ds::plain_store_kernel<P>), ceil_div(rows * 32, std::int64_t(ds::plain_threads)), ds::plain_threads,
+                    arguments, stream, overlap);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

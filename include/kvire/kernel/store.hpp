@@ -28,6 +28,7 @@ struct StoreOptions {
   RowOptions row;
   Prologue prologue;
   StoreCounts* counts = nullptr;  ///< what became of the rows is added here when the kernel runs; must live until then
+  bool overlap = false;           ///< CUDA from sm_90 on: programmatic dependent launch, see launch_store; the host backend has none
 };
 
 /// What is wrong with the arguments of a store, before anything is queued. The numbers inside slots and positions are looked at when the
