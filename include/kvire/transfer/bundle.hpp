@@ -150,13 +150,11 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
     if constexpr (Bundle::template first_of_space<Entry>) {
       const auto& space = plan.template of<Space>();
       if (!status.ok() || (space.first.empty() && space.second.empty())) return;
-      auto held = [&] {
-        if constexpr (std::is_same_v<std::decay_t<decltype(space.first[0])>, typename From::page_id>) {
-          return hold_pages(builder, from.template ledger<Space>(), to.template ledger<Space>(), space, to_second);
-        } else {
-          return hold_pages(builder, to.template ledger<Space>(), from.template ledger<Space>(), space, to_second);
-        }
-      }();
+      using Pages = std::decay_t<decltype(space)>;
+      const auto& source = from.template ledger<Space>();
+      const auto& destination = to.template ledger<Space>();
+      auto held = hold_pages(builder, ledger_of<typename Pages::first_id>(source, destination), ledger_of<typename Pages::second_id>(destination, source), space,
+                             to_second);
       if (held.ok()) {
         ids[Bundle::template space_index<Space>()] = std::move(held).value();
       } else {

@@ -48,6 +48,16 @@ std::vector<Index> plain(const std::vector<Id>& ids) {
   return out;
 }
 
+/// The ledger that ids of a plan's side are of: `a`, unless only `b` has ids of this type.
+template <class PageId, class A, class B>
+const auto& ledger_of(const A& a, const B& b) {
+  if constexpr (std::is_same_v<PageId, typename A::page_id>) {
+    return a;
+  } else {
+    return b;
+  }
+}
+
 /// Checks and holds the pages of both sides; the ids are trusted afterwards. `from` and `to` say which side of the plan is the source.
 template <class Backend, class First, class Second>
 Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuilder<Backend>& builder, const PageLedger<First, Backend>& first,
@@ -177,16 +187,13 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     }
   }
   TransferBuilder<Backend> builder(options, labels.value());
+  const auto& first = ledger_of<typename Plan::first_id>(from.ledger(), to.ledger());
+  const auto& second = ledger_of<typename Plan::second_id>(to.ledger(), from.ledger());
   auto ids = [&] {
-    constexpr bool pages = Plan::granularity == Granularity::page;
-    if constexpr (pages && std::is_same_v<typename Plan::first_id, typename From::page_id>) {
-      return hold_pages(builder, from.ledger(), to.ledger(), plan, to_second);
-    } else if constexpr (pages) {
-      return hold_pages(builder, to.ledger(), from.ledger(), plan, to_second);
-    } else if constexpr (std::is_same_v<typename Plan::first_id, typename From::page_id>) {
-      return hold_tokens<P>(builder, from.ledger(), to.ledger(), plan, to_second);
+    if constexpr (Plan::granularity == Granularity::page) {
+      return hold_pages(builder, first, second, plan, to_second);
     } else {
-      return hold_tokens<P>(builder, to.ledger(), from.ledger(), plan, to_second);
+      return hold_tokens<P>(builder, first, second, plan, to_second);
     }
   }();
   if (!ids.ok()) return ids.error();
