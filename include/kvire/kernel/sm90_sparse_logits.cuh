@@ -253,7 +253,6 @@ struct Consumer {
       for (int product = 0; product < products; ++product) product_of<0>(keys, product, token, position, scale, done);
     }
   }
-  /// `tiles`: of the share.
   /// KeepCandidates: before a tile; `other`: it is of another row, or there is none.
   KVIRE_DEVICE KVIRE_INLINE void make_room([[maybe_unused]] bool other) {
     if constexpr (Shape::candidates) {
@@ -261,6 +260,7 @@ struct Consumer {
       kept.flush(other, (static_cast<kstd::int64_t>(blockIdx.x) + row) * next_n, [&](int q) { return static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)); });
     }
   }
+  /// `tiles`: of the share.
   KVIRE_DEVICE KVIRE_INLINE void run(int tiles) {
     bool begun = false;  // KeepCandidates: this CTA's part of the row
     constexpr int rows = tile_tokens / Plan::pages_per_tile;
