@@ -19,17 +19,17 @@ class HandMadeMirror : public LosesBytes<IndexKey, IndexKeys<IndexKey>> {
   static constexpr std::int64_t token_bytes = 128 + 4;
   static constexpr std::int64_t page_bytes = 64 * token_bytes;
 
-  void after_backup(Tiers<IndexKey>& tiers, const Moves& moves) override {
+  void after_backup(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves) override {
     each(tiers, moves, [](std::byte* device, std::byte* host) { std::memcpy(host, device, page_bytes); });
   }
-  void after_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+  void after_load(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves) override {
     Base::after_load(tiers, moves);  // the typed transfer's index keys do not count
     each(tiers, moves, [](std::byte* device, std::byte* host) { std::memcpy(device, host, page_bytes); });
   }
 
  private:
   template <class F>
-  void each(Tiers<IndexKey>& tiers, const Moves& moves, F&& copy) {
+  void each(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves, F&& copy) {
     using IndexK = typename kvire::preset::deepseek_v4::Flash<IndexKey>::IndexK;
     const int slots = tiers.template slots<IndexK>();
     rows_.resize(static_cast<std::size_t>(slots));
@@ -37,7 +37,8 @@ class HandMadeMirror : public LosesBytes<IndexKey, IndexKeys<IndexKey>> {
       std::byte* const base = tiers.template raw_device<IndexK>(kvire::EntrySlot(slot)).page(0);
       std::vector<std::byte>& rows = rows_[static_cast<std::size_t>(slot)];
       rows.resize(static_cast<std::size_t>(tiers.host_pages() * page_bytes));
-      for (const auto& pair : moves.full) copy(base + pair.device.value * page_bytes, rows.data() + pair.host.value * page_bytes);
+      const auto& pages = moves.template of<kvire::space::Full>();
+      for (std::size_t i = 0; i < pages.first.size(); ++i) copy(base + pages.second[i].value * page_bytes, rows.data() + pages.first[i].value * page_bytes);
     }
   }
 

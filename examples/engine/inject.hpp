@@ -16,12 +16,10 @@ struct ByteRange {
   std::int64_t size = 0;
 };
 
-/// Calls f.template operator()<Entry>() for every entry that transfers move (all but request rows).
+/// Calls f.template operator()<Entry>() for every entry.
 template <class IndexKey, class F>
-void for_each_moved_entry(F&& f) {
-  kvire::preset::deepseek_v4::Flash<IndexKey>::for_each([&]<class Entry>() {
-    if constexpr (!std::is_same_v<typename Entry::space, kvire::space::Request>) f.template operator()<Entry>();
-  });
+void for_each_entry(F&& f) {
+  kvire::preset::deepseek_v4::Flash<IndexKey>::for_each(std::forward<F>(f));
 }
 
 /// Undoes a load for some bytes of the pages: they keep what they held before, as if the transfer had left them out.
@@ -29,11 +27,11 @@ void for_each_moved_entry(F&& f) {
 template <class IndexKey, class Lost>
 class LosesBytes : public Tamper<IndexKey> {
  public:
-  void before_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+  void before_load(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves) override {
     kept_.clear();
     visit(tiers, moves, [&](std::byte* at, std::int64_t size) { kept_.insert(kept_.end(), at, at + size); });
   }
-  void after_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
+  void after_load(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves) override {
     const std::byte* from = kept_.data();
     visit(tiers, moves, [&](std::byte* at, std::int64_t size) {
       std::memcpy(at, from, static_cast<std::size_t>(size));
@@ -43,14 +41,14 @@ class LosesBytes : public Tamper<IndexKey> {
 
  private:
   template <class F>
-  static void visit(Tiers<IndexKey>& tiers, const Moves& moves, F&& f) {
-    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+  static void visit(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves, F&& f) {
+    for_each_entry<IndexKey>([&]<class Entry>() {
       const std::vector<ByteRange> ranges = Lost::template ranges<Entry>();
       if (ranges.empty()) return;
       for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
         const auto view = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
-        for (const auto& pair : moves.template of<typename Entry::space>()) {
-          for (const ByteRange& range : ranges) f(view.page(pair.device.value) + range.first, range.size);
+        for (const auto page : moves.template of<typename Entry::space>().second) {
+          for (const ByteRange& range : ranges) f(view.page(page.value) + range.first, range.size);
         }
       }
     });
@@ -96,7 +94,7 @@ struct IndexKeys {
 struct States {
   template <class Entry>
   static std::vector<ByteRange> ranges() {
-    return Entry::kind::kind == kvire::EntryKind::ring ? std::vector<ByteRange>{{0, Entry::policy::page_bytes}} : std::vector<ByteRange>{};
+    return !Entry::counts_tokens ? std::vector<ByteRange>{{0, Entry::policy::page_bytes}} : std::vector<ByteRange>{};
   }
 };
 
@@ -104,14 +102,15 @@ struct States {
 template <class IndexKey>
 class WrongLayer : public Tamper<IndexKey> {
  public:
-  void after_load(Tiers<IndexKey>& tiers, const Moves& moves) override {
-    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+  void after_load(Tiers<IndexKey>& tiers, const Moves<IndexKey>& moves) override {
+    for_each_entry<IndexKey>([&]<class Entry>() {
       const int slots = tiers.template slots<Entry>();
       for (int slot = 0; slot < slots; ++slot) {
         const auto to = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
         const auto from = tiers.template raw_host<Entry>(kvire::EntrySlot((slot + 1) % slots));
-        for (const auto& pair : moves.template of<typename Entry::space>()) {
-          std::memcpy(to.page(pair.device.value), from.page(pair.host.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+        const auto& pages = moves.template of<typename Entry::space>();
+        for (std::size_t i = 0; i < pages.first.size(); ++i) {
+          std::memcpy(to.page(pages.second[i].value), from.page(pages.first[i].value), static_cast<std::size_t>(Entry::policy::page_bytes));
         }
       }
     });
@@ -122,18 +121,19 @@ class WrongLayer : public Tamper<IndexKey> {
 template <class IndexKey>
 class EarlyReuse : public Tamper<IndexKey> {
  public:
-  void after_backup(Tiers<IndexKey>&, const Moves& moves) override { late_.push_back(moves); }
+  void after_backup(Tiers<IndexKey>&, const Moves<IndexKey>& moves) override { late_.push_back(moves); }
 
-  void before_load(Tiers<IndexKey>& tiers, const Moves& loads) override {
-    for_each_moved_entry<IndexKey>([&]<class Entry>() {
+  void before_load(Tiers<IndexKey>& tiers, const Moves<IndexKey>& loads) override {
+    for_each_entry<IndexKey>([&]<class Entry>() {
       using Space = typename Entry::space;
       for (int slot = 0; slot < tiers.template slots<Entry>(); ++slot) {
         const auto from = tiers.template raw_device<Entry>(kvire::EntrySlot(slot));
         const auto to = tiers.template raw_host<Entry>(kvire::EntrySlot(slot));
-        for (const auto& load : loads.template of<Space>()) {
-          for (const Moves& moves : late_) {
-            for (const auto& pair : moves.template of<Space>()) {
-              if (pair.host == load.host) std::memcpy(to.page(pair.host.value), from.page(pair.device.value), static_cast<std::size_t>(Entry::policy::page_bytes));
+        for (const auto load : loads.template of<Space>().first) {
+          for (const Moves<IndexKey>& moves : late_) {
+            const auto& pages = moves.template of<Space>();
+            for (std::size_t i = 0; i < pages.first.size(); ++i) {
+              if (pages.first[i] == load) std::memcpy(to.page(load.value), from.page(pages.second[i].value), static_cast<std::size_t>(Entry::policy::page_bytes));
             }
           }
         }
@@ -142,7 +142,7 @@ class EarlyReuse : public Tamper<IndexKey> {
   }
 
  private:
-  std::vector<Moves> late_;
+  std::vector<Moves<IndexKey>> late_;
 };
 
 template <class IndexKey>

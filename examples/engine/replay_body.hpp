@@ -3,7 +3,6 @@
 
 // The body of replay(); included by the translation units that instantiate it.
 
-#include "cache.hpp"
 #include "hand_made_mirror.hpp"
 #include "inject.hpp"
 #include "replay.hpp"
@@ -16,9 +15,9 @@ kvire::Result<Replay> replay(const ReplaySettings& settings, const Model& model,
   if (settings.cuda) return replay_on_cuda<IndexKey>(settings, model, requests, progress);
   if (settings.captured) return kvire::Error{kvire::ErrorCode::invalid_argument, "--captured needs --backend cuda: the host has no graphs"};
   auto damage = settings.damage == Damage::hand_made_mirror ? std::make_unique<HandMadeMirror<IndexKey>>() : make_damage<IndexKey>(settings.damage);
-  auto cache = Cache<IndexKey>::make(settings, model.index_heads, std::move(damage));
-  if (!cache) return cache.error();
-  return Scheduler<Cache<IndexKey>>(model, *cache.value(), requests, settings).run(progress);
+  auto tiers = Tiers<IndexKey>::make(settings, std::move(damage));
+  if (!tiers) return tiers.error();
+  return Scheduler<IndexKey>(model, *tiers.value(), requests, settings).run(progress);
 }
 
 }  // namespace engine

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <vector>
-
-#include <kvire/base/ids.hpp>
 #include <kvire/exec/backend.hpp>
+#include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/transfer/bundle.hpp>
 
 namespace engine {
 
@@ -12,29 +11,8 @@ template <class IndexKey, class Backend>
 class Tiers;
 
 /// Pages that one transfer moves, per page-id space; host page first.
-struct Moves {
-  struct Pair {
-    kvire::HostPage host;
-    kvire::DevicePage device;
-  };
-  std::vector<Pair> full;
-  std::vector<Pair> window;
-
-  bool empty() const { return full.empty() && window.empty(); }
-
-  template <class Space>
-  std::vector<Pair>& of() {
-    if constexpr (std::is_same_v<Space, kvire::space::Full>) {
-      return full;
-    } else {
-      return window;
-    }
-  }
-  template <class Space>
-  const std::vector<Pair>& of() const {
-    return const_cast<Moves*>(this)->of<Space>();
-  }
-};
+template <class IndexKey>
+using Moves = kvire::BundlePlan<kvire::preset::deepseek_v4::Flash<IndexKey>>;
 
 /// Something that damages pages below the typed surface, at the moments when a real engine could. The compute stream is idle whenever one
 /// of these is called.
@@ -43,11 +21,11 @@ class Tamper {
  public:
   virtual ~Tamper() = default;
   /// A load is about to be issued.
-  virtual void before_load(Tiers<IndexKey, Backend>&, const Moves&) {}
+  virtual void before_load(Tiers<IndexKey, Backend>&, const Moves<IndexKey>&) {}
   /// The load has landed, nothing has read it yet.
-  virtual void after_load(Tiers<IndexKey, Backend>&, const Moves&) {}
+  virtual void after_load(Tiers<IndexKey, Backend>&, const Moves<IndexKey>&) {}
   /// A backup has landed, its device pages have not been given up yet.
-  virtual void after_backup(Tiers<IndexKey, Backend>&, const Moves&) {}
+  virtual void after_backup(Tiers<IndexKey, Backend>&, const Moves<IndexKey>&) {}
   /// A step has finished.
   virtual void after_step(Tiers<IndexKey, Backend>&) {}
   /// Kernels read without waiting, and loads land only after the step.

@@ -73,7 +73,7 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   }
 
   // Starts reading what only a file has of a node; false if there is no room for it.
-  bool read(std::int32_t node) requires Base::has_files {
+  bool read(std::int32_t node) {
     TierPages pages;
     for (int s = 0; s < spaces; ++s) {
       if (this->cache_.state(node, s) == PageState::file && !host_pages(node, s, pages)) break;
