@@ -11,6 +11,7 @@
 #include "metrics.hpp"
 #include "report.hpp"
 #include "tiered_run.hpp"
+#include "timeline.hpp"
 #include "trace.hpp"
 
 namespace engine {
@@ -73,19 +74,24 @@ class Policies {
 };
 
 // Through the tiered cache, with bytes: once with room for everything, once with room for a part, whose counters are exported.
-kvire::Result<nlohmann::ordered_json> tiered(const std::vector<TraceRequest>& trace, std::int64_t distinct, std::int64_t device_pages, std::int64_t host_pages,
-                                             const std::string& metrics) {
+kvire::Result<nlohmann::ordered_json> tiered(const std::vector<TraceRequest>& trace, std::int64_t distinct, std::int64_t device_pages, std::int64_t host_pages, const Options& options) {
   auto all = TieredRun::run(trace, distinct, 0);
   if (!all) return all.error();
-  auto some = TieredRun::run(trace, device_pages, host_pages);
+  Timeline timeline(options.timeline_request);
+  auto some = TieredRun::run(trace, device_pages, host_pages, options.timeline.empty() ? kvire::CacheTrace() : timeline.sink());
   if (!some) return some.error();
   const TieredRunResult& r = some.value();
   fmt::print("{:<10} {:<14} {:>8.2f}% {:>8.2f}% {:>8.2f}%  with bytes: {:.0f} MB to the host, {:.0f} MB back, {} wrong pages\n", "lru", "tiered cache",
              percent(r.counters.hit_pages_on[0], r.counters.looked_up_pages), percent(r.counters.hit_pages_on[1], r.counters.looked_up_pages),
              percent(r.counters.hit_pages, r.counters.looked_up_pages), static_cast<double>(r.bytes_to_host) * 1e-6,
              static_cast<double>(r.bytes_to_device) * 1e-6, all.value().wrong_pages + r.wrong_pages);
-  if (!metrics.empty()) {
-    if (auto status = write_text(metrics, prometheus_text<TraceBundle>(r.counters)); !status.ok()) return status.error();
+  if (!options.metrics.empty()) {
+    PrometheusText text;
+    export_to<TraceBundle>(text, r.counters);
+    if (auto status = write_text(options.metrics, text.text()); !status.ok()) return status.error();
+  }
+  if (!options.timeline.empty()) {
+    if (auto status = timeline.write(options.timeline); !status.ok()) return status.error();
   }
   return nlohmann::ordered_json{{"hit_blocks_with_room_for_all", all.value().counters.hit_pages},
                                 {"wrong_pages", all.value().wrong_pages + r.wrong_pages},
@@ -137,7 +143,7 @@ kvire::Result<nlohmann::ordered_json> cache_only(const Options& options) {
     if (status.ok()) status = policies.add<kvire::Lfu>(write);
   }
   if (!status.ok()) return status.error();
-  auto with_bytes = tiered(trace, distinct, device_pages, host_pages, options.metrics);
+  auto with_bytes = tiered(trace, distinct, device_pages, host_pages, options);
   if (!with_bytes) return with_bytes.error();
   fmt::print("{:<10} {:<14} {:>8.2f}% {:>9} {:>8.2f}%\n", "belady", "page by page", percent(belady_device, c.full_blocks), "",
              percent(belady_both, c.full_blocks));

@@ -76,6 +76,10 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
   app.add_option("--device-percent", options.device_percent, "with --cache-only: device pages, of all distinct ones")->check(at_least(1, 100))->capture_default_str();
   app.add_option("--metrics", options.metrics, "with --cache-only: write the tiered cache's counters to a file, in Prometheus' text format")->check(named);
+  CLI::Option* const timeline = app.add_option("--timeline", options.timeline, "with --cache-only: write what the tiered cache did, and when, as trace events for Chrome or Perfetto")->check(named);
+  app.add_option("--timeline-request", options.timeline_request, "with --timeline: what concerns one request alone, by its number in the trace, from 0: what was done for it, and to its pages")
+      ->check(whole)
+      ->needs(timeline);
   app.add_option("--host-percent", options.host_percent, "with --cache-only: host pages, of all distinct ones")->check(at_least(0, 100))->capture_default_str();
   app.add_flag("--captured", options.captured, "on the GPU: sessions that decode a token do it in a replayed CUDA graph (the reference runs without)");
   app.add_flag("--quiet", options.quiet, "no progress");

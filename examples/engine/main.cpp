@@ -57,7 +57,7 @@ int run_cache_only(const engine::Options& options) {
 int run(int argc, char** argv) {
   engine::Options options;
   if (const auto status = engine::parse_command_line(argc, argv, options)) return *status;
-  for (const std::string& path : {options.json, options.metrics}) {
+  for (const std::string& path : {options.json, options.metrics, options.timeline}) {
     if (path.empty()) continue;
     if (const auto status = engine::check_writable(path, options.trace); !status.ok()) return fail(status.error());
   }

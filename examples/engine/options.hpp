@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "replay.hpp"
@@ -34,6 +35,8 @@ struct Options {
   int device_percent = 10;  ///< of a cache-only run: pages of each tier, of all distinct ones
   int host_percent = 30;
   std::string metrics;      ///< file for its counters, in Prometheus' text format
+  std::string timeline;     ///< file for what its tiers did, in the trace event format
+  std::optional<std::int64_t> timeline_request = {};  ///< what concerns this request alone
   bool quiet = false;
 };
 

@@ -40,7 +40,8 @@ class TieredRun {
   using Backend = kvire::Host;
   using Cache = kvire::TieredCache<TraceBundle, Backend>;
 
-  static kvire::Result<TieredRunResult> run(const std::vector<TraceRequest>& trace, std::int64_t device_pages, std::int64_t host_pages) {
+  /// `follow`: is called with what the cache does, requests numbered as in the trace.
+  static kvire::Result<TieredRunResult> run(const std::vector<TraceRequest>& trace, std::int64_t device_pages, std::int64_t host_pages, kvire::CacheTrace follow = {}) {
     auto device = Device::make({.pages = {{device_pages + 1}}});
     if (!device) return device.error();
     auto host = kvire::mirror_of(device.value(), {{std::max<std::int64_t>(host_pages, 1) + 1}});
@@ -53,8 +54,10 @@ class TieredRun {
     auto cache = Cache::make(pools, {.batch_pages = 32});
     if (!cache) return cache.error();
     TieredRun state(device.value(), cache.value(), compute.value());
-    for (const TraceRequest& request : trace) {
-      if (auto status = state.request(request); !status.ok()) return status.error();
+    cache.value().trace(std::move(follow));
+    for (std::size_t i = 0; i < trace.size(); ++i) {
+      cache.value().serve(static_cast<std::int64_t>(i));
+      if (auto status = state.request(trace[i]); !status.ok()) return status.error();
     }
     cache.value().finish();
     return TieredRunResult{cache.value().counters(), state.wrong_, cache.value().stored().bytes(), cache.value().loaded().bytes()};

@@ -6,6 +6,7 @@ compares with what kvire_engine --cache-only reports. Shares no code with the en
 usage: check_cache_only.py KVIRE_ENGINE [TRACE] [--hits N --blocks N]
 Without a trace it makes one. --hits and --blocks are what the whole trace is known to give."""
 import argparse
+import collections
 import heapq
 import json
 import pathlib
@@ -51,6 +52,32 @@ def belady(requests, capacity):
     return hits
 
 
+def timeline_errors(events, counters):
+    """What does not fit together in the story of the pages: each hit on the host was stored before, and is loaded for the request that has it."""
+    errors = []
+    count = collections.Counter(e["name"] for e in events if e["ph"] != "M")
+    for name, expected in (("lookup", counters["lookups"]), ("hit", counters["hit_pages"]), ("publish", counters["published_pages"]),
+                           ("load", counters["tier_arrived_pages"]["device"]["full"]), ("store", counters["tier_arrived_pages"]["host"]["full"])):
+        if count[name] != expected:
+            errors.append(f"timeline: {count[name]} of {name}, expected {expected}")
+    missed = sum(e["args"]["pages"] for e in events if e["name"] == "miss")
+    if missed != sum(counters["missed_pages"].values()):
+        errors.append(f"timeline: {missed} pages missed, expected {sum(counters['missed_pages'].values())}")
+    stored, loaded = {}, set()
+    for e in events:
+        if e["name"] == "store":
+            stored.setdefault(e["args"]["prefix"], e["ts"])
+        if e["name"] == "load":
+            loaded.add((e["pid"], e["args"]["prefix"]))
+    for e in events:
+        if e["name"] != "hit" or e["cat"] != "host":
+            continue
+        page = e["args"]["prefix"]
+        if stored.get(page, e["ts"]) >= e["ts"] or (e["pid"], page) not in loaded:
+            errors.append(f"timeline: request {e['pid']} hit {page} on the host, which was not stored before or not loaded for it")
+    return errors
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
@@ -68,10 +95,14 @@ def main():
         requests = whole_blocks([json.loads(line) for line in path.read_text().splitlines() if line.strip()])
         result = pathlib.Path(folder, "result.json")
         metrics = pathlib.Path(folder, "metrics.txt")
+        timeline = pathlib.Path(folder, "timeline.json")
         command = [args.engine, "--cache-only", "--trace", str(path), "--json", str(result), "--metrics", str(metrics)]
+        if args.trace is None:  # of a long one it would be large
+            command += ["--timeline", str(timeline)]
         status = subprocess.run(command).returncode
         got = json.loads(result.read_text())
         exported = dict(line.rsplit(" ", 1) for line in metrics.read_text().splitlines() if not line.startswith("#"))
+        events = json.loads(timeline.read_text())["traceEvents"] if args.trace is None else None
     blocks, hits = sum(map(len, requests)), expected_hits(requests)
     best_device = belady(requests, got["device_blocks"])
     best = belady(requests, got["device_blocks"] + got["host_blocks"])
@@ -105,6 +136,13 @@ def main():
     demand("tiered cache, blocks", counters["looked_up_pages"], blocks)
     demand("tiered cache, hits and misses", counters["hit_pages"] + sum(counters["missed_pages"].values()), blocks)
     demand("exported hits", int(exported["kvire_cache_hit_pages_total"]), counters["hit_pages"])
+    lookups = counters["lookups"]
+    demand("lookups", lookups, len(requests))
+    demand("exported lookups by time", int(exported['kvire_cache_seconds_count{work="lookup"}']), lookups)
+    demand("exported lookups of any time", int(exported['kvire_cache_seconds_bucket{work="lookup",le="+Inf"}']), lookups)
+    demand("times of lookups", counters["times"]["lookup"]["count"], lookups)
+    if events is not None:
+        wrong += timeline_errors(events, counters)
     demand("exported evictions", int(exported['kvire_cache_tier_evicted_pages_total{tier="device",space="full"}']),
            counters["tier_evicted_pages"]["device"]["full"])
     if not 0 < counters["tier_hit_pages"]["host"] < counters["hit_pages"] <= best:
