@@ -133,7 +133,8 @@ class PageLedger {
     return refs;
   }
 
-  /// A share of the page that a key names. Error stale if that page has been freed since (even if the id is in use again).
+  /// A share of the page that a key names. Error stale if that page has been freed since (even if the id is in use again); unsupported, here and
+  /// in `check` and transfers, for pages of an outside allocator.
   Result<Ref> share(PageKey<PageId> key) {
     if (auto ok = state_->check_id(key.page.value); !ok.ok()) return ok.error();
     if (!state_->add_owner_if(key.page.value, key.generation)) return stale(key);
@@ -256,6 +257,9 @@ class PageLedger {
                                       std::to_string(capacity()) + ", " + std::to_string(counts.draining) + " draining"};
   }
   Error stale(PageKey<PageId> key) const {
+    if (state_->external()) {
+      return {ErrorCode::unsupported, state_->prefix(key.page.value) + "is owned by an outside allocator, which has no generations that a key could be of"};
+    }
     return {ErrorCode::stale, state_->prefix(key.page.value) + "was freed: generation " + std::to_string(key.generation) + " has passed, now " +
                                   std::to_string(generation(key.page))};
   }

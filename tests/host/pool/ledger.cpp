@@ -342,6 +342,9 @@ TEST_CASE("ledger: another engine's allocator owns the pages") {
   CHECK_FALSE(ledger.hold(four, PageUse::load, event).ok());
   auto hold = ledger.hold(three, PageUse::load, event).value();
   CHECK(outside.owners(3) == 2);
+  // A key would be of a generation, which the other engine does not count: not "freed".
+  CHECK(ledger.share(ledger.key(DevicePage(3))).error().code == ErrorCode::unsupported);
+  CHECK(contains(ledger.check(ledger.key(DevicePage(3))).error(), "device page 3 is owned by an outside allocator"));
   outside.release(3);  // the engine's abort
   hold = {};
   CHECK(outside.owners(3) == 1);  // still kept by the running load
