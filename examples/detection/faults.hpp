@@ -57,8 +57,8 @@ struct Pools {
     }
   }
   BundlePlan<Model> moves() const { return BundlePlan<Model>(in_space<space::Full>(plan(host_pages, device_pages))); }
-  Result<Ticket<Host>> save(bool digest = false) { return backup(device, host, moves(), stream, {.name = "save", .digest = digest}); }
-  Result<Ticket<Host>> restore(bool digest = false) { return load(host, device, moves(), stream, {.name = "restore", .digest = digest}); }
+  Result<Ticket<Host>> save() { return backup(device, host, moves(), stream, {.name = "save"}); }
+  Result<Ticket<Host>> restore() { return load(host, device, moves(), stream, {.name = "restore"}); }
 
   DeviceBundlePool<Model, Host> device = DeviceBundlePool<Model, Host>::make({.pages = {{4}}, .name = "gpu"}).value();
   HostBundlePool<Model, Host> host = mirror_of(device, {{4}}).value();
@@ -134,6 +134,7 @@ inline Verdict damaged(const std::function<void(std::vector<std::byte>&)>& chang
 }
 
 std::vector<Fault> transfer_faults();
+std::vector<Fault> tier_faults();
 std::vector<Fault> file_faults();
 
 }  // namespace detection

@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
     row(fault.name, rule == "-" ? "(not run)" : rule.empty() ? "NOBODY" : "compile time", rule == "-" ? "there is no compiler here" : rule);
   }
   inject(detection::transfer_faults());
+  inject(detection::tier_faults());
   inject(detection::file_faults());
   if (missed_faults > 0) std::printf("%d faults that nobody noticed\n", missed_faults);
   return missed_faults > 0 ? 1 : 0;
