@@ -47,7 +47,10 @@ class TierRig {
   /// Inverts a bit of a page that the host has and nobody is copying; false if that is not so.
   bool flip_on_host(std::int32_t node) {
     constexpr int space = Model::space_index<kvire::space::Full>();
-    if (!cache_.cache().has(node, space, kvire::CacheTier::host) || cache_.cache().in_flight(node, space)) return false;
+    if (!cache_.cache().has(node, space, kvire::CacheTier::host)) return false;
+    for (int s = 0; s < Model::space_count; ++s) {
+      if (cache_.cache().in_flight(node, s)) return false;  // a record is made of all spaces
+    }
     kvire::pool_access::view(host_.template entry<SmallLatent>(), kvire::EntrySlot(1)).page(cache_.cache().host(node, space).id().value)[77] ^= std::byte{16};
     return true;
   }
