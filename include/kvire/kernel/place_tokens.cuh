@@ -23,6 +23,7 @@ template <class Slot>
 __global__ __launch_bounds__(threads) void place_tokens_kernel(const __grid_constant__ body::PlaceTokensArgs<Slot> args, HotCounts* counts) {
 #if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
+  ptx::wait_for_earlier_grids();
 #endif
   extern __shared__ __align__(16) kstd::int32_t place_scratch[];
   __shared__ typename BlockGroup<threads>::Exchange exchange;
@@ -36,17 +37,35 @@ __global__ __launch_bounds__(threads) void place_tokens_kernel(const __grid_cons
 
 #if KVIRE_CUDA_COMPILER
 
-/// Queues the placement of `args.batch` rows; pointers in device memory, `counts` (or null) is added to. A kernel launched behind it with programmatic
-/// dependent launch may start at once, and waits for its end. Captures; allocates nothing, waits for nothing. cudaErrorInvalidValue if lists are
+namespace detail {
+/// A launch; with `overlap` by programmatic dependent launch, so that the kernel may start before the stream's last one has ended.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_behind(void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t shared_bytes, bool overlap, cudaStream_t stream,
+                          const Arguments&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+}  // namespace detail
+
+/// Queues the placement of `args.batch` rows; pointers in device memory, `counts` (or null) is added to. `overlap`, from sm_90 on: programmatic dependent
+/// launch; the kernel waits for the stream's earlier one before it reads, and lets the next one start. Captures; allocates nothing, waits for nothing. cudaErrorInvalidValue if lists are
 /// longer than shared memory has room for (detail::place::shared_bytes).
 template <class Slot>
-cudaError_t launch_place_tokens(const body::PlaceTokensArgs<Slot>& args, HotCounts* counts, cudaStream_t stream) {
+cudaError_t launch_place_tokens(const body::PlaceTokensArgs<Slot>& args, HotCounts* counts, bool overlap, cudaStream_t stream) {
   if (args.batch == 0 || args.n == 0) return cudaSuccess;
   const auto kernel = detail::place::place_tokens_kernel<Slot>;
   const auto bytes = static_cast<std::size_t>(detail::place::shared_bytes(args.n));
   if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)); e != cudaSuccess) return e;
-  kernel<<<static_cast<unsigned>(args.batch), detail::place::threads, bytes, stream>>>(args, counts);
-  return cudaGetLastError();
+  return detail::launch_behind(kernel, static_cast<unsigned>(args.batch), detail::place::threads, bytes, overlap, stream, args, counts);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

@@ -11,7 +11,7 @@
 #include <kvire/transfer/transfer.cuh>
 
 /// The hot set on the CUDA backend: a kernel that looks up, with a block for each row, and behind it one that fetches what is missing from pinned memory
-/// on a few multiprocessors, row after row, so that the link sees few windows of the host's memory at a time.
+/// on a few multiprocessors.
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(Threads) fetch_misses_kernel(const PageList li
   extern __shared__ kstd::int32_t ends[];  // [batch]: tokens of the rows up to and with each
   __shared__ typename BlockGroup<Threads>::Exchange exchange;
 #if KVIRE_DEVICE_ARCH >= 900
+  ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
 #endif
   kstd::int32_t total = 0;
@@ -88,17 +89,8 @@ template <class P, int Threads = fetch_threads>
 cudaError_t launch_fetch_misses(const PageList& list, const body::TokenPlaces* misses, const kstd::int32_t* counts, kstd::int32_t batch, kstd::int32_t n, int blocks,
                                 bool overlap, cudaStream_t stream) {
   const auto kernel = aligned(list) ? fetch_misses_kernel<P, true, Threads> : fetch_misses_kernel<P, false, Threads>;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(Threads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(batch) * sizeof(kstd::int32_t);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, list, misses, counts, batch, n);
+  return launch_behind(kernel, static_cast<unsigned>(blocks), Threads, static_cast<std::size_t>(batch) * sizeof(kstd::int32_t), overlap, stream, list, misses, counts,
+                       batch, n);
 }
 
 /// Where the host has appended tokens, in the misses' memory: [batch * n].
@@ -141,12 +133,18 @@ struct HotSetEngine<Cuda> {
     return e == cudaSuccess ? Status() : Status(stream.error(e, state->name() + ": emptying slots"));
   }
 
+  /// Whether kernels may start before earlier ones have ended.
+  static bool hopper(const Stream<Cuda>& stream) {
+    int major = 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device()) == cudaSuccess && major >= 9;
+  }
+
   template <class Slot, class Lease>
   static Status place(Stream<Cuda>& stream, const State& state, const body::PlaceTokensArgs<Slot>& args, const Lease& lease, HotCounts* counts) {
     return kvire::launch(
         stream,
         [&](cudaStream_t native, const auto&) -> Status {
-          const cudaError_t e = launch_place_tokens(args, counts, native);
+          const cudaError_t e = launch_place_tokens(args, counts, hopper(stream), native);
           return e == cudaSuccess ? Status() : Status(stream.error(e, state->name() + ": looking up tokens"));
         },
         lease);
@@ -164,9 +162,7 @@ struct HotSetEngine<Cuda> {
     if (Status status = place(stream, state, args, reader, counts); !status.ok()) return status;
     if (!go.value() || !kernel_access::ready(reader)) return {};
     DeviceScope scope(stream.device());
-    int major = 0;
-    cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device());
-    if (e == cudaSuccess) e = hot::launch_fetch_misses<P>(list, args.misses, args.miss_counts, args.batch, args.n, hot::fetch_blocks, major >= 9, stream.native());
+    const cudaError_t e = hot::launch_fetch_misses<P>(list, args.misses, args.miss_counts, args.batch, args.n, hot::fetch_blocks, hopper(stream), stream.native());
     if (e == cudaSuccess) return {};
     (void)cudaMemsetAsync(state->records(info.layer), 0, static_cast<std::size_t>(state->layer_bytes()), stream.native());
     return stream.error(e, state->name() + ": fetching tokens");

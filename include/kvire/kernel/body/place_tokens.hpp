@@ -44,24 +44,24 @@ KVIRE_HD inline void raise_to(kstd::int32_t* at, kstd::int32_t value) {
 
 }  // namespace detail
 
-/// Working memory of a group: a hash table of the listed tokens, at most half full, and the order of those that miss.
+/// Working memory of a group: a hash table of the listed tokens, a quarter full (half, if they are many), and the order of those that miss.
 struct PlaceScratch {
   kstd::int32_t* keys;    ///< [entries]: positions; -1: empty
-  kstd::int32_t* values;  ///< [entries]: the token's slot in the row; before that, -1 - the first place where it is listed
+  kstd::int32_t* values;  ///< [entries]: the token's slot in the row; before that `unplaced`, or -1 - the first place where it is listed
   kstd::int32_t* order;   ///< [n]: places in the list, of those that miss
   int bits;
 
   /// Entries are 2^bits.
   KVIRE_HD static constexpr int bits_for(kstd::int64_t n) {
     int bits = 1;
-    while ((kstd::int64_t(1) << bits) < 2 * n) ++bits;
+    while ((kstd::int64_t(1) << bits) < (n <= 2048 ? 4 : 2) * n) ++bits;
     return bits;
   }
   KVIRE_HD static constexpr kstd::int64_t words(kstd::int64_t n) { return (kstd::int64_t(2) << bits_for(n)) + n; }
   KVIRE_HD PlaceScratch(kstd::int32_t* memory, kstd::int64_t n)
       : keys(memory), values(memory + (kstd::int64_t(1) << bits_for(n))), order(memory + (kstd::int64_t(2) << bits_for(n))), bits(bits_for(n)) {}
 
-  static constexpr kstd::int32_t unlisted = -0x7FFFFFFF;
+  static constexpr kstd::int32_t unplaced = -0x7FFFFFFF;
   KVIRE_HD kstd::int64_t entries() const { return kstd::int64_t(1) << bits; }
   KVIRE_HD kstd::uint32_t next(kstd::uint32_t entry) const { return (entry + 1) & static_cast<kstd::uint32_t>(entries() - 1); }
   KVIRE_HD kstd::uint32_t home(kstd::int32_t position) const { return kstd::uint32_t(position) * 0x9E3779B1U >> (32 - bits); }
@@ -71,39 +71,46 @@ struct PlaceScratch {
       if (keys[e] < 0) return -1;
     }
   }
-  /// True for the lane that was first to bring this token. The value ends as that of the smallest place.
-  KVIRE_HD bool insert(kstd::int32_t position, kstd::int32_t place) const {
+  KVIRE_HD void insert(kstd::int32_t position) const {
     for (kstd::uint32_t e = home(position);; e = next(e)) {
       const kstd::int32_t there = detail::exchange_if_equal(keys + e, -1, position);
-      if (there >= 0 && there != position) continue;
-      detail::raise_to(values + e, -1 - place);
-      return there < 0;
+      if (there < 0) values[e] = unplaced;
+      if (there < 0 || there == position) return;
     }
   }
 };
 
 namespace detail {
 
-// Lists the places of the misses, in the order of the list, and where the host has them; returns how many the host has.
+// The tokens that have no slot yet, each by the first place that lists it. Lists those that the host has, in the order of the list, and returns how
+// many; in the upper half how many it does not have.
 template <class G, class Slot>
-KVIRE_HD kstd::int64_t list_misses(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+KVIRE_HD kstd::uint32_t list_misses(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
   const kstd::int64_t n = args.n;
-  kstd::int64_t misses = 0;
+  const kstd::int32_t* const list = args.positions + b * n;
+  g.each([&](int lane) {
+    for (kstd::int64_t i = lane; i < n; i += G::size) {
+      if (args.known(list[i])) raise_to(scratch.values + scratch.find(list[i]), static_cast<kstd::int32_t>(-1 - i));  // slots are above
+    }
+  });
+  g.sync();
+  kstd::uint32_t misses = 0;
   for (kstd::int64_t first = 0; first < n; first += G::size) {
     typename G::template Lanes<kstd::int64_t> host;
-    typename G::template Lanes<kstd::int32_t> rank;
+    typename G::template Lanes<kstd::uint32_t> rank;
     g.each([&](int lane) {
       const kstd::int64_t i = first + lane;
-      const kstd::int32_t position = i < n ? args.positions[b * n + i] : -1;
+      const kstd::int32_t position = i < n ? list[i] : -1;
       const bool missed = args.known(position) && scratch.values[scratch.find(position)] == -1 - i;
       host[lane] = missed ? args.on_host(b, position) : -1;
-      rank[lane] = host[lane] >= 0 ? 1 : 0;
+      rank[lane] = !missed ? 0U : host[lane] >= 0 ? 1U : 1U << 16;
     });
-    const kstd::int32_t here = scan_sum(g, rank);
+    const kstd::uint32_t here = scan_sum(g, rank);
     g.each([&](int lane) {
       if (host[lane] < 0) return;
-      scratch.order[misses + rank[lane]] = static_cast<kstd::int32_t>(first + lane);
-      if (args.misses != nullptr) args.misses[b * n + misses + rank[lane]].host = host[lane];
+      const kstd::int64_t at = ((misses + rank[lane]) & 0xFFFF);
+      scratch.order[at] = static_cast<kstd::int32_t>(first + lane);
+      if (args.misses != nullptr) args.misses[b * n + at].host = host[lane];
     });
     misses += here;
   }
@@ -207,10 +214,7 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
     if (args.row_ids != nullptr) {
       for (kstd::int64_t j = lane; j < b; j += G::size) twice[lane] |= args.row_ids[j] == row ? 1 : 0;
     }
-    for (kstd::int64_t e = lane; e < scratch.entries(); e += G::size) {
-      scratch.keys[e] = -1;
-      scratch.values[e] = scratch.unlisted;
-    }
+    for (kstd::int64_t e = lane; e < scratch.entries(); e += G::size) scratch.keys[e] = -1;
   });
   if (sync_any(g, twice) || row < 0 || row >= args.rows) {
     g.each([&](int lane) {
@@ -224,17 +228,17 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
   const kstd::uint32_t now = *record.clock + 1;
 
   // What is listed, each token once.
-  typename G::template Lanes<kstd::uint64_t> tally;  // 16 bits each: skipped, bad, different and hit tokens
+  typename G::template Lanes<kstd::uint64_t> tally;  // 16 bits each: skipped, bad, unplaced and hit ones
   g.each([&](int lane) {
     tally[lane] = 0;
     for (kstd::int64_t first = lane; first < n; first += tile * G::size) {
       kstd::int32_t position[tile];
       for (int j = 0; j < tile; ++j) position[j] = first + j * G::size < n ? list[first + j * G::size] : -1;
       for (int j = 0; j < tile && first + j * G::size < n; ++j) {
-        if (!args.known(position[j])) {
+        if (args.known(position[j])) {
+          scratch.insert(position[j]);
+        } else {
           tally[lane] += position[j] < 0 ? 1 : kstd::uint64_t(1) << 16;
-        } else if (scratch.insert(position[j], static_cast<kstd::int32_t>(first + j * G::size))) {
-          tally[lane] += kstd::uint64_t(1) << 32;
         }
       }
     }
@@ -255,26 +259,33 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
       }
     }
   });
-  reduce(g, tally, [](kstd::uint64_t x, kstd::uint64_t y) { return x + y; });
   g.sync();
+  const auto answer = [&](kstd::int64_t i) {
+    const kstd::int32_t position = list[i];
+    const kstd::int32_t slot = args.known(position) ? scratch.values[scratch.find(position)] : 0;
+    out[i] = static_cast<Slot>(args.known(position) && slot >= 0 ? args.first_slot(row) + slot : -1);
+    return slot >= 0;
+  };
+  g.each([&](int lane) {
+    for (kstd::int64_t i = lane; i < n; i += G::size) tally[lane] += answer(i) ? 0 : kstd::uint64_t(1) << 32;
+  });
+  reduce(g, tally, [](kstd::uint64_t x, kstd::uint64_t y) { return x + y; });
   const kstd::uint64_t all = tally[0];
-  const auto different = static_cast<kstd::int64_t>(all >> 32 & 0xFFFF);
   counts.skipped = static_cast<kstd::int64_t>(all & 0xFFFF);
   counts.bad_positions = static_cast<kstd::int64_t>(all >> 16 & 0xFFFF);
   counts.hits = static_cast<kstd::int64_t>(all >> 48);
-  counts.repeated = n - counts.skipped - counts.bad_positions - different;
-
-  if (different > counts.hits) {
-    counts.misses = detail::list_misses(g, b, args, scratch);
-    counts.bad_pages = different - counts.hits - counts.misses;
+  if ((all >> 32 & 0xFFFF) != 0) {
+    g.sync();
+    const kstd::uint32_t missed = detail::list_misses(g, b, args, scratch);
+    counts.misses = missed & 0xFFFF;
+    counts.bad_pages = missed >> 16;
     if (counts.misses > 0) detail::give_slots(g, b, row, args, scratch, record, now, counts.misses);
+    g.each([&](int lane) {
+      for (kstd::int64_t i = lane; i < n; i += G::size) (void)answer(i);
+    });
   }
-
+  counts.repeated = n - counts.skipped - counts.bad_positions - counts.hits - counts.misses - counts.bad_pages;
   g.each([&](int lane) {
-    for (kstd::int64_t i = lane; i < n; i += G::size) {
-      const kstd::int32_t slot = args.known(list[i]) ? scratch.values[scratch.find(list[i])] : -1;
-      out[i] = static_cast<Slot>(slot >= 0 ? args.first_slot(row) + slot : -1);
-    }
     if (lane != 0) return;
     *record.clock = now;
     if (args.misses != nullptr) args.miss_counts[b] = static_cast<kstd::int32_t>(counts.misses);
