@@ -78,6 +78,7 @@ TEST_CASE("logits are equal to the bit whatever the batch, chunk sizes, pauses, 
       {"one chunk", settings(64, 0, 3, 4000, 0)},
       {"pauses", settings(64, 0, 4, 100, 3)},
       {"few pages, host tier, pauses", settings(9, 40, 5, 130, 5)},
+      {"few pages, a pause after every token", settings(9, 60, 5, 130, 1)},
       {"few pages, small host tier", settings(9, 4, 5, 200, 4)},
       {"few pages, no host tier", settings(8, 0, 4, 256, 4)},
   };
@@ -87,7 +88,10 @@ TEST_CASE("logits are equal to the bit whatever the batch, chunk sizes, pauses, 
     CHECK(engine::count_mismatches(got, expected) == 0);
     CHECK(got.stats.decoded_tokens == expected.stats.decoded_tokens);
     CHECK(got.stats.prompt_tokens == got.stats.device_hit_tokens + got.stats.host_hit_tokens + got.stats.recomputed_tokens);
-    if (variant.settings.host_pages >= 40) CHECK(got.stats.sparse_tokens_after_load > 0);
+    if (variant.settings.host_pages >= 40) {
+      CHECK(got.stats.sparse_tokens_after_load > 0);
+      CHECK(got.stats.replayed_tokens == 0);  // whoever pauses goes on from exactly there
+    }
     if (variant.settings.host_pages == 0) CHECK(got.stats.bytes_to_device == 0);
   }
 
