@@ -75,8 +75,8 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall", "host-vs-gpu"}));
   app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
   app.add_option("--device-percent", options.device_percent, "with --cache-only: device pages, of all distinct ones")->check(at_least(1, 100))->capture_default_str();
-  app.add_option("--metrics", options.metrics, "with --cache-only: write the tiered cache's counters to a file, in Prometheus' text format")->check(named);
-  CLI::Option* const timeline = app.add_option("--timeline", options.timeline, "with --cache-only: write what the tiered cache did, and when, as trace events for Chrome or Perfetto")->check(named);
+  app.add_option("--metrics", options.metrics, "write the tiered cache's counters to a file, in Prometheus' text format; of a replay, with one --policy")->check(named);
+  CLI::Option* const timeline = app.add_option("--timeline", options.timeline, "write what the tiered cache did, and when, as trace events for Chrome or Perfetto; of a replay, with one --policy")->check(named);
   app.add_option("--timeline-request", options.timeline_request, "with --timeline: what concerns one request alone, by its number in the trace, from 0: what was done for it, and to its pages")
       ->check(whole)
       ->needs(timeline);
@@ -102,6 +102,9 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
     return refuse("--experiment silent-corruption compares fp8 with bf16: it takes no --policy");
   }
   if (options.experiment == "recall" && app.count("--trace") > 0) return refuse("--experiment recall makes its own keys: it takes no --trace");
+  if (!options.cache_only && options.policy == "all" && (!options.metrics.empty() || !options.timeline.empty())) {
+    return refuse("--metrics and --timeline are of one replay: they need --policy fp8, bf16 or fp4");
+  }
   if (kernel != "auto" && backend == "host" && options.experiment != "host-vs-gpu") return refuse("--kernel chooses among GPU kernels: it needs --backend cuda");
   if (!inject.empty()) options.inject = injections.at(inject);
   options.cuda = backend == "cuda";

@@ -9,6 +9,7 @@
 #include "cli.hpp"
 #include "experiments.hpp"
 #include "host_vs_gpu.hpp"
+#include "metrics.hpp"
 #include "run.hpp"
 
 namespace {
@@ -17,6 +18,8 @@ int fail(const kvire::Error& error) {
   std::fprintf(stderr, "kvire_engine: %s: %s\n", kvire::name_of(error.code), error.message.c_str());
   return error.code == kvire::ErrorCode::invalid_argument ? engine::exit_usage : engine::exit_failed;
 }
+
+using Entries = kvire::preset::deepseek_v4::Flash<>;  // whose spaces have the names of all policies'
 
 // The replay of each policy against its reference.
 int replay(const engine::Options& options, const std::vector<engine::Request>& requests) {
@@ -34,10 +37,18 @@ int replay(const engine::Options& options, const std::vector<engine::Request>& r
   bool differs = false;
   for (const auto& run : runs) {
     json["runs"].push_back(engine::to_json(run));
+    json["runs"].back()["cache"] = engine::to_json<Entries>(run.stats.cache);
+    json["runs"].back()["file_tier"] = engine::to_json(run.stats.files);
     differs = differs || run.mismatched_tokens > 0;
   }
   if (!options.json.empty()) {
     if (const auto written = engine::write_json(options.json, json); !written.ok()) return fail(written.error());
+  }
+  if (!options.metrics.empty()) {
+    engine::PrometheusText text;
+    engine::export_to<Entries>(text, runs.front().stats.cache);
+    engine::export_to(text, runs.front().stats.files);
+    if (const auto written = engine::write_text(options.metrics, text.text()); !written.ok()) return fail(written.error());
   }
   if (options.inject != engine::Damage::none && !differs) {
     return fail({kvire::ErrorCode::failed, "the injected damage changed no token: with these options it never acts, or the replay cannot see it"});

@@ -9,6 +9,7 @@
 #include <kvire/base/result.hpp>
 #include <kvire/kernel/choice.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/tier/cache_event.hpp>
 
 #include "model.hpp"
 #include "row_log.hpp"
@@ -47,6 +48,7 @@ struct ReplaySettings {
   bool cuda = false;    ///< pools, transfers and the whole forward pass on the GPU
   kvire::KernelChoice kernel = kvire::KernelChoice::automatic;  ///< on the GPU
   bool captured = false;  ///< on the GPU: sessions that decode a token do it in a replayed CUDA graph
+  std::function<void(const kvire::CacheEvent&)> follow = {};  ///< is told what the cache does, and for which request
   std::shared_ptr<RowLog> log = {};  ///< notes what every row went through
   std::shared_ptr<const std::vector<std::vector<int>>> forced = {};  ///< tokens that each request is taken to have decoded, whatever its logits say
   std::optional<unsigned char> null_page_fill;  ///< what page 0 of every pool holds

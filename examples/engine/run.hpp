@@ -8,6 +8,7 @@
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
+#include "timeline.hpp"
 #include "trace.hpp"
 #include "workload.hpp"
 
@@ -109,8 +110,14 @@ kvire::Result<RunReport> run_policy(const char* name, const Options& options, co
   auto reference = run_reference<IndexKey>(name, options, model, requests);
   if (!reference) return reference.error();
   Progress progress(name, static_cast<std::int64_t>(requests.size()), options.quiet);
-  auto run = replay<IndexKey>(replay_settings(options), model, requests, progress.call());
+  Timeline timeline(options.timeline_request);
+  ReplaySettings settings = replay_settings(options);
+  if (!options.timeline.empty()) settings.follow = timeline.sink();
+  auto run = replay<IndexKey>(settings, model, requests, progress.call());
   if (!run) return run.error();
+  if (!options.timeline.empty()) {
+    if (auto status = timeline.write(options.timeline); !status.ok()) return status.error();
+  }
   RunReport report;
   report.policy = name;
   report.stats = run.value().stats;

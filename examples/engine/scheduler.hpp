@@ -24,7 +24,9 @@ class Scheduler {
   using Tiers = engine::Tiers<IndexKey, typename Io::Backend>;
 
   Scheduler(const Model& model, Tiers& tiers, const std::vector<Request>& requests, const ReplaySettings& options)
-      : model_(model), tiers_(tiers), requests_(requests), options_(options) {}
+      : model_(model), tiers_(tiers), requests_(requests), options_(options) {
+    if (options.follow) tiers.cache().trace(options.follow);
+  }
 
   /// `progress(requests done)` is called after every step.
   kvire::Result<Replay> run(const std::function<void(std::int64_t)>& progress = {}) {
@@ -51,6 +53,8 @@ class Scheduler {
     stats.files_stored = files.stored;
     stats.files_read = files.hits;
     stats.files_lost = files.all_lost();
+    stats.files = files;
+    stats.cache = tiers_.cache().counters();
     stats.bytes_to_host = tiers_.cache().stored().bytes();
     stats.bytes_to_device = tiers_.cache().loaded().bytes();
     stats.kernels = tiers_.kernels();
@@ -74,9 +78,15 @@ class Scheduler {
     return usable_pages() - used;
   }
 
+  // The cache, at work for a session.
+  auto& cache_for(const Session& s) {
+    tiers_.cache().serve(static_cast<std::int64_t>(s.request));
+    return tiers_.cache();
+  }
+
   // Holds what the cache has of the session's first `tokens` tokens: whole pages and, with `tail`, what was parked behind them. False if there is no room.
   bool enter(Session& s, std::int64_t tokens, bool tail) {
-    auto& cache = tiers_.cache();
+    auto& cache = cache_for(s);
     const auto known = s.tokens(0, tokens);
     if (tiers_.has_files()) {
       (void)cache.prefetch(s.root, known.first(tail ? known.size() : known.size() / page_raw_tokens * page_raw_tokens));
@@ -141,7 +151,7 @@ class Scheduler {
   void pause(Session& s, int steps) {
     if (const std::int64_t whole = s.computed / page_raw_tokens * page_raw_tokens; s.computed > whole) {
       s.own.front()[Tiers::request] = std::move(s.row);
-      (void)tiers_.cache().park(s.held, s.tokens(whole, s.computed), s.own.front());  // what is not kept is computed again
+      (void)cache_for(s).park(s.held, s.tokens(whole, s.computed), s.own.front());  // what is not kept is computed again
     }
     s.leave();
     s.pause_left = steps;
@@ -150,7 +160,7 @@ class Scheduler {
 
   // Device pages of the full and the window space for a session's next 256 tokens; false if all are in use.
   bool extend(Session& s) {
-    auto& cache = tiers_.cache();
+    auto& cache = cache_for(s);
     auto full = cache.template allocate<kvire::space::Full>();
     if (!full.ok()) return false;
     auto window = cache.template allocate<kvire::space::Window>();
@@ -218,6 +228,7 @@ class Scheduler {
       if (!s->active && s->pause_left > 0) --s->pause_left;
     }
     if (batch.spans.empty()) return kvire::Error{kvire::ErrorCode::exhausted, "no session can go on: too few device pages"};
+    tiers_.cache().serve(-1);
     auto begun = tiers_.begin(std::move(loads));
     if (!begun) return begun.error();
     Io io(tiers_, std::move(begun).value(), batch, options_, model_.index_heads, shared_);
@@ -262,7 +273,7 @@ class Scheduler {
     const std::int64_t whole = s.computed / page_raw_tokens - before;
     if (whole == 0) return {};
     const auto complete = std::span(s.own).first(static_cast<std::size_t>(whole));
-    if (auto status = tiers_.cache().publish(s.held, s.tokens(before * page_raw_tokens, (before + whole) * page_raw_tokens), complete); !status.ok()) return status;
+    if (auto status = cache_for(s).publish(s.held, s.tokens(before * page_raw_tokens, (before + whole) * page_raw_tokens), complete); !status.ok()) return status;
     s.own.erase(s.own.begin(), s.own.begin() + whole);
     return {};
   }

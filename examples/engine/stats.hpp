@@ -7,6 +7,10 @@
 #include <string>
 #include <vector>
 
+#include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/tier/counters.hpp>
+#include <kvire/tier/file_stats.hpp>
+
 #include "request.hpp"
 
 namespace engine {
@@ -33,6 +37,8 @@ struct Stats {
   std::int64_t graph_replays = 0;  ///< steps whose decoding sessions were served by a captured graph
   double seconds = 0;
   std::map<std::string, std::int64_t> kernels;  ///< calls that each served, where the backend has several
+  kvire::CacheCounters<kvire::preset::deepseek_v4::Flash<>::space_count> cache;  ///< of all policies alike
+  kvire::FileTierStats files;
 };
 
 /// The highest logit's token, the lowest among equals.

@@ -24,7 +24,7 @@ class Timeline {
   explicit Timeline(std::optional<std::int64_t> request = {}) : request_(request) {}
 
   /// To be called with each event of a cache; the timeline must outlive it.
-  kvire::CacheTrace sink() {
+  auto sink() {
     return [this](const kvire::CacheEvent& event) { events_.push_back(event); };
   }
 
