@@ -146,7 +146,7 @@ class Bench {
     for (const int n : shape.lengths) tokens += n;
     std::printf("%-5s %-12s n%d  floor %8.2f us (%6.0f GB/s)", format, shape.name, next_n, floor, static_cast<double>(used) * P::page_bytes / floor * 1e-3);
     for (const Variant& v : variants) {
-      // Several query tokens make the card draw all the power that it may, and after some 60 ms its clock falls: each measurement starts rested.
+      // After some 60 ms of several query tokens the card's clock falls: each measurement starts rested.
       if (next_n > 1) std::this_thread::sleep_for(std::chrono::milliseconds(250));
       KVIRE_BENCH_CHECK(cudaMemset(d_out, 0xFF, static_cast<std::size_t>(out * launches) * 4));
       const double us = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(v.launch(arguments(l), sms_, s, v.overlap)); });
