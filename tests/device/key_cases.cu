@@ -28,14 +28,13 @@ void with_kernels(F&& f) {
   f(sm90::DefaultLogitsShape<P, Query, heads, 1>{});
 }
 
-// One row of one page (page 1), every query 1; head 0 alone counts.
+// One row of one page (page 1), every query 1, weights that sum to 1: a logit is the sum of its key.
 template <class P>
 LogitsCase one_page(int tokens, Element query) {
   LogitsCase c = random_case<P>(1, {tokens}, 1, heads, query);
   c.memory.assign(c.memory.size(), 0xFF);
   c.table[0] = 1;
-  c.weights.assign(c.weights.size(), 0.0F);
-  c.weights[0] = 1;
+  c.weights.assign(c.weights.size(), 1.0F / heads);
   for (std::size_t i = 0; i < c.query_numbers.size(); ++i) {
     if (query == Element::e4m3) {
       c.queries[i] = e4m3_from_f32(1);
