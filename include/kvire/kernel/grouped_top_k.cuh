@@ -32,6 +32,8 @@ struct RowGroups {
   std::int64_t stride = 0;
   std::int64_t group_stride = 0;  // ceil(stride / 16)
 
+  static constexpr int listed = 4096;
+
 #if KVIRE_CUDA_COMPILER
   // A row's groups, in order of position. `place`: where a group is, in groups from the first.
   struct View {
@@ -56,6 +58,8 @@ struct RowGroups {
 struct SlotGroups {
   sm90::CandidateSlots slots;
   int ctas = 0;  // of that kernel
+
+  static constexpr int listed = 8192;  // parts that a few CTAs have pruned are fewer groups than k: all of them are read
 
 #if KVIRE_CUDA_COMPILER
   struct View {
@@ -132,16 +136,12 @@ __device__ inline void copy_async(void* to, const void* from, u32 bytes) {
 }
 __device__ inline void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-__device__ inline float float_of_key(u32 key) {
-  return key >= sign_bit ? float_of(key - sign_bit) : float_of(sign_bit | (sign_bit - max(key, 0x00800000U)));
-}
-
 /// One row. Threads of a block, groups of a thread.
 template <int Threads, int Items, class Source, bool Paged>
 struct GroupedBlock : Row<Paged> {
   using Row<Paged>::p, Row<Paged>::row, Row<Paged>::listed_as, Row<Paged>::out;
   static constexpr int warps = Threads / 32;
-  static constexpr int capacity = 4096;            // entries that are ranked in shared memory
+  static constexpr int capacity = Source::listed;  // entries that are ranked in shared memory
   static constexpr int most_k = 1024;
   static constexpr int batch = 96 * 8 / warps;      // groups of a warp under way
   static constexpr u32 slack = 128;                // groups beyond k that are rather read than told apart
@@ -181,18 +181,11 @@ struct GroupedBlock : Row<Paged> {
     return __reduce_max_sync(~0U, lane < warps ? s.most[lane] : 0);
   }
 
-  // Whatever the build does to subnormals.
-  __device__ static bool reaches(float x, float least) {
-    u32 yes;
-    asm("set.ge.u32.f32 %0, %1, %2;" : "=r"(yes) : "f"(x), "f"(least));
-    return yes != 0;
-  }
-
   // Brings the scores of `n` chosen groups from `first` on to shared memory, and notes which reach `least`, in order of position; how many.
   template <class View>
   __device__ u32 find_hits(const View& view, u32 first, u32 n, float least) {
     float* scores = s.scores[warp];
-#pragma unroll 1
+#pragma unroll 4
     for (u32 i = u32(lane); i < n * 4; i += 32) {
       const int there = view.filled(s.group[warp][first + i / 4]) - int(i % 4) * 4;
       copy_async(scores + i * 4, view.scores_of(s.place[warp][first + i / 4]) + i % 4 * 4, u32(min(max(there, 0), 4)) * 4);
@@ -347,14 +340,14 @@ struct GroupedBlock : Row<Paged> {
 
   __device__ void run(const GroupedParams<Source>& params) {
     using View = typename Source::View;
+    if (!params.early_lengths) wait();
+    const int length = this->visible();
     clear(s.hist);
     clear(s.last);
     if (tid == 0) {
       s.listed = 0;
       s.counted = 0;
     }
-    if (!params.early_lengths) wait();
-    const int length = this->visible();
     const View view(params.source, p, row, length);
     const int groups = view.groups();
     const int per = (groups + Threads - 1) / Threads;

@@ -99,6 +99,10 @@ class KeptScores {
   KVIRE_DEVICE KVIRE_INLINE static void meet() { ptx::named_barrier(1, threads); }
   KVIRE_DEVICE KVIRE_INLINE static u32 key_of(float x) { return is_nan(x) ? 0 : order_key(x); }
   KVIRE_DEVICE KVIRE_INLINE int old(int q) const { return NextN == 1 ? old_[0] : q == 0 ? old_[0] : old_[NextN - 1]; }
+  KVIRE_DEVICE KVIRE_INLINE static u32 best_of(const float4& v) {
+    using kvire::detail::topk::larger;
+    return key_of(larger(larger(v.x, v.y), larger(v.z, v.w)));
+  }
   /// Scores in the buffer.
   KVIRE_DEVICE KVIRE_INLINE int there(int q, int seen) const {
     const int here = seen - chunk_;
@@ -126,7 +130,7 @@ class KeptScores {
 #pragma unroll
     for (int r = 0; r < rounds; ++r) {
       const float4 v = load(r);
-      best[r] = max(max(key_of(v.x), key_of(v.y)), max(key_of(v.z), key_of(v.w)));
+      best[r] = best_of(v);
       most = max(most, best[r]);
     }
     clear();
@@ -160,15 +164,16 @@ class KeptScores {
     const u32 mine = lane < rounds * 4 ? s_.warps[lane] : 0;
     const u32 before = topk::scan_lanes(mine, lane) - mine;
     const u32 quota = floor.tied ? k - floor.above : 0;
+    const float least = topk::float_of_key(floor.key);
 #pragma unroll 1
     for (int r = 0; r < rounds; ++r) {
       const float4 v = load(r);
       const float x[4] = {v.x, v.y, v.z, v.w};
-      const u32 n4 = taken(x[0], floor) + taken(x[1], floor) + taken(x[2], floor) + taken(x[3], floor);
+      const u32 n4 = taken(x[0], least, floor) + taken(x[1], least, floor) + taken(x[2], least, floor) + taken(x[3], least, floor);
       u32 at = __shfl_sync(~0U, before, r * 4 + warp) + topk::scan_lanes(n4, lane) - n4;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const u32 one = taken(x[c], floor);
+        const u32 one = taken(x[c], least, floor);
         const u32 equal = at >> 16;
         if (one == 1 || (one != 0 && equal < quota)) {
           const u32 to = (at & 0xFFFFU) + min(equal, quota);
@@ -188,18 +193,19 @@ class KeptScores {
     for (int i = thread_; i < kvire::detail::topk::key_words; i += threads) s_.counts[i] = 0;
   }
   /// 1 for a score that is kept, 1 << 16 for one at the tied cut.
-  KVIRE_DEVICE KVIRE_INLINE static u32 taken(float x, const kvire::detail::topk::Floor& floor) {
-    const u32 key = key_of(x);
-    return key < floor.key ? 0U : floor.tied && key == floor.key ? 1U << 16 : 1U;
+  KVIRE_DEVICE KVIRE_INLINE static u32 taken(float x, float least, const kvire::detail::topk::Floor& floor) {
+    const u32 one = kvire::detail::topk::reaches(x, least) ? 1U : 0U;
+    return floor.tied && key_of(x) == floor.key ? 1U << 16 : one;
   }
   /// How many are kept; for each round and warp in s_.warps. Barriers before and behind.
   template <class Load>
   KVIRE_DEVICE KVIRE_INLINE u32 count(Load& load, const kvire::detail::topk::Floor& floor, u32 quota) {
     meet();
+    const float least = kvire::detail::topk::float_of_key(floor.key);
 #pragma unroll 2
     for (int r = 0; r < rounds; ++r) {
       const float4 v = load(r);
-      const u32 n = __reduce_add_sync(~0U, taken(v.x, floor) + taken(v.y, floor) + taken(v.z, floor) + taken(v.w, floor));
+      const u32 n = __reduce_add_sync(~0U, taken(v.x, least, floor) + taken(v.y, least, floor) + taken(v.z, least, floor) + taken(v.w, least, floor));
       if (thread_ % 32 == 0) s_.warps[r * 4 + thread_ / 32] = n;
     }
     meet();
@@ -219,7 +225,7 @@ class KeptScores {
       u32 most = 0;
       if (i < quads) {
         const float4 v = *reinterpret_cast<const float4*>(from + i * 4);
-        most = max(max(key_of(v.x), key_of(v.y)), max(key_of(v.z), key_of(v.w)));
+        most = best_of(v);
         *reinterpret_cast<float4*>(scores + i * 4) = v;
         if (!whole_) {
           const auto at = [&](int c) { return part_ + place_of(min(i * 4 + c, n - 1)); };

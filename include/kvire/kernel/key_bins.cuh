@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/base/std.hpp>
+#include <kvire/codec/float_bits.hpp>
 
 /// A search among keys by histograms of 512 bins, for a block or a part of one: the threads count together, then one warp looks for the bin and tells the
 /// others. All of them looking would save a barrier, but takes longer from eight warps on: they read the whole histogram each.
@@ -19,12 +19,30 @@ inline constexpr int key_words = key_bins + key_bins / 4;  // the 16 bins of a l
 
 #if KVIRE_CUDA_COMPILER
 
+/// The least score whose order_key reaches `key`.
+__device__ inline float float_of_key(u32 key) {
+  return key >= sign_bit ? float_of(key - sign_bit) : float_of(sign_bit | (sign_bit - max(key, 0x00800000U)));
+}
+/// The larger of two scores, or the one that is not NaN.
+__device__ inline float larger(float a, float b) {
+  float c;
+  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+/// Whether a score, not NaN, is `least` or more. Both whatever the build does to subnormals.
+__device__ inline bool reaches(float x, float least) {
+  u32 yes;
+  asm("set.ge.u32.f32 %0, %1, %2;" : "=r"(yes) : "f"(x), "f"(least));
+  return yes != 0;
+}
+
 /// Where a bin is counted.
 __device__ inline u32 bin_at(u32 bin) { return bin + bin / 16 * 4; }
 
+template <int Lanes = 32>
 __device__ inline u32 scan_lanes(u32 x, int lane) {
 #pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
+  for (int d = 1; d < Lanes; d *= 2) {
     const u32 other = __shfl_up_sync(~0U, x, d);
     if (lane >= d) x += other;
   }
@@ -42,33 +60,21 @@ struct alignas(16) FoundBin {
 
 /// The bin, from the first on, that holds the need-th of what is counted. One warp.
 __device__ inline FoundBin look_for_bin(const u32* counts, u32 need, int lane) {
-  uint4 v[4];
-  u32 sums[4];
+  u32 sum = 0;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) v[j] = *reinterpret_cast<const uint4*>(counts + lane * 20 + j * 4);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) sums[j] = (v[j].x + v[j].y) + (v[j].z + v[j].w);
-  const u32 sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  for (int j = 0; j < 4; ++j) {
+    const uint4 v = *reinterpret_cast<const uint4*>(counts + lane * 20 + j * 4);
+    sum += (v.x + v.y) + (v.z + v.w);
+  }
   const u32 through = scan_lanes(sum, lane);
   const u32 reached = __ballot_sync(~0U, through >= need);
   if (reached == 0) return {0, 0, 0, 1};
-  // Within the lane: first the quad, then the bin.
-  const u32 first = through - sum, second = first + sums[0], third = second + sums[1], fourth = third + sums[2];
-  const auto pick = [&](u32 a, u32 b, u32 c, u32 d) { return fourth < need ? d : third < need ? c : second < need ? b : a; };
-  u32 before = pick(first, second, third, fourth);
-  u32 bin = u32(lane * 16) + pick(0, 4, 8, 12);
-  const u32 w[4] = {pick(v[0].x, v[1].x, v[2].x, v[3].x), pick(v[0].y, v[1].y, v[2].y, v[3].y), pick(v[0].z, v[1].z, v[2].z, v[3].z),
-                    pick(v[0].w, v[1].w, v[2].w, v[3].w)};
-  u32 count = w[0];
-#pragma unroll
-  for (int j = 1; j < 4; ++j) {
-    const bool further = before + count < need;
-    before += further ? count : 0;
-    count = further ? w[j] : count;
-    bin += further ? 1U : 0U;
-  }
+  // Then a lane looks at each bin of the lane that has it.
   const int owner = __ffs(int(reached)) - 1;
-  return {__shfl_sync(~0U, bin, owner), __shfl_sync(~0U, before, owner), __shfl_sync(~0U, count, owner), 0};
+  const u32 count = lane < 16 ? counts[owner * 20 + lane] : 0;
+  const u32 up = __shfl_sync(~0U, through - sum, owner) + scan_lanes<16>(count, lane);
+  const int bin = __ffs(int(__ballot_sync(~0U, up >= need))) - 1;
+  return {u32(owner * 16 + bin), __shfl_sync(~0U, up - count, bin), __shfl_sync(~0U, count, bin), 0};
 }
 
 /// The same for all threads: `meet` is their barrier, `told` in shared memory. When it returns, nobody reads the counts any more.

@@ -168,12 +168,8 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
     const Status scored = sparse_logits<Policy, Tuned>(queries, weights, keys, page_table, lengths, scores, stream,
                                                        {.counts = options.logits_counts, .kernel = options.kernel, .overlap = options.overlap, .served = options.served});
     if (!scored.ok()) return scored;
-    CudaTopKOptions top;
-    top.order = options.order;
-    top.page_table = page_table;
-    top.tokens_per_page = P::tokens_per_page;
+    auto top = detail::selection_top_k<P, CudaTopKOptions>(options, page_table);
     top.pages = pages;
-    top.translate = options.translate;
     top.counts = options.counts;
     top.overlap = true;
     if (options.kernel == KernelChoice::plain) top.kernel = KernelChoice::plain;

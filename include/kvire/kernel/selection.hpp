@@ -19,10 +19,10 @@ struct SelectionOptions {
 };
 
 namespace detail {
-/// The options of the top-k behind logits of pages of P: masked by the page table.
-template <class P, class Options>
-TopKOptions selection_top_k(const Options& options, const Tensor<const std::int32_t, 2>& page_table) {
-  TopKOptions top;
+/// The options of the top-k behind logits of pages of P, Top being those of either backend: masked by the page table.
+template <class P, class Top = TopKOptions, class Options>
+Top selection_top_k(const Options& options, const Tensor<const std::int32_t, 2>& page_table) {
+  Top top;
   top.order = options.order;
   top.page_table = page_table;
   top.tokens_per_page = P::tokens_per_page;
