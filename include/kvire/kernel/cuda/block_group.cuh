@@ -50,7 +50,7 @@ struct BlockGroup {
   /// The values of all warps, one from each: lane i of every warp has that of warp i % warps. Memory written before is seen by the block after.
   template <class T>
   KVIRE_HD T of_warps(T mine) const {
-    static_assert(require_tuning<BlockGroup, (sizeof(T) * warps <= sizeof(Exchange))>());
+    static_assert(sizeof(rule::KernelTuning<BlockGroup, (sizeof(T) * warps <= sizeof(Exchange))>) > 0);
 #if KVIRE_DEVICE_PASS
     T* shared = reinterpret_cast<T*>(exchange);
     __syncthreads();  // what an earlier call left has been read
