@@ -29,7 +29,6 @@ struct ScoreArray {
   KVIRE_HD ScoreArray(float* scores) : data(scores) {}
   KVIRE_HD ScoreArray(void* scores, Element e) : data(scores), element(e) {}
 
-  KVIRE_HD float* f32() const { return static_cast<float*>(data); }
   KVIRE_HD void store(kstd::int64_t index, float score) const {
     if (element == Element::bf16) {
       static_cast<kstd::uint16_t*>(data)[index] = bf16_from_bits(bits_of(score));

@@ -38,13 +38,6 @@ KVIRE_DEVICE KVIRE_INLINE void mbarrier_wait(kstd::uint32_t barrier, kstd::uint3
       : "memory");
 }
 
-/// Whether the phase with this parity has completed; does not wait.
-KVIRE_DEVICE KVIRE_INLINE bool mbarrier_test(kstd::uint32_t barrier, kstd::uint32_t parity) {
-  kstd::uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-  return done != 0;
-}
-
 /// Copies `bytes` (a multiple of 16; both addresses 16-byte aligned) from global to shared memory; counted on the mbarrier.
 KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, kstd::uint32_t bytes, kstd::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
