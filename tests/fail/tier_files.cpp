@@ -8,8 +8,8 @@ using namespace kvire;
 // A file tier of the user's own, of one bundle.
 template <class Bundle>
 struct Shelf {
-  Event<Host> store(const RecordKey&, const HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>);
-  Event<Host> load(const RecordKey&, HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>);
+  Event<Host> store(const RecordKey&, const HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>, std::shared_ptr<PageSeals>);
+  Event<Host> load(const RecordKey&, HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>, std::shared_ptr<PageSeals>);
   std::optional<BundlePages<Bundle>> find(const RecordKey&) const;
 };
 
