@@ -19,6 +19,7 @@ namespace engine {
 ///   io.run(f, leases...)                                f(readers...), in order with the rest; reader.row(slot, out) decodes a row
 ///   io.store<Entry>(layer, rows, slots[, prologue])     encodes row i into slot slots[i]; negative slots are skipped
 ///   io.select(layer, q, weights, batch, selected)       index scores and top-k of every row; selected is [rows][k], padded with -1
+///   io.has_hot(), append, resolve, hot_slots            if it has those: latents of decoding sessions by way of slots (HotLatents)
 ///   io.layer_input(layer, batch, hidden)                if it has that: told what each layer takes
 /// What a chunk computes is stored first and then read back from its page, never from the activation. Only compressor states of the
 /// same chunk are taken from the activation: they are fp32 in both places, and a ring does not keep a whole chunk.
@@ -211,6 +212,15 @@ class Forward : ForwardBuffers {
     }
   }
 
+  // Where the hot set has what a row selected; null for a row that reads pages.
+  const std::int32_t* hot_slots([[maybe_unused]] std::size_t row) const {
+    if constexpr (requires { io_.hot_slots(row); }) {
+      return io_.hot_slots(row);
+    } else {
+      return nullptr;
+    }
+  }
+
   template <class Window>
   void layer_c4(kvire::LayerId id, const Layer& layer, const Window& window_lease) {
     constexpr int ratio = Entries::C4Latent::kind::ratio;
@@ -225,13 +235,15 @@ class Forward : ForwardBuffers {
             compress<typename Entries::C4IndexerState>(layer.index_compressor, ratio, batch_, *groups, index_states_, index_states, index_keys_);
           },
           state, index_state);
-      io_.template store<typename Entries::C4Latent>(id, compressed_.data(), group_slots<typename Entries::C4Latent>(*groups));
+      std::vector<std::int64_t> latent_slots = group_slots<typename Entries::C4Latent>(*groups);
+      if constexpr (requires { io_.append(id, compressed_.data(), *groups, latent_slots); }) io_.append(id, compressed_.data(), *groups, latent_slots);
+      io_.template store<typename Entries::C4Latent>(id, compressed_.data(), latent_slots);
       io_.template store<typename Entries::IndexK>(id, index_keys_.data(), group_slots<typename Entries::IndexK>(*groups), key_prologue(layer, *groups));
     }
     io_.template store<typename Entries::C4AttentionState>(id, states_.data(), state_slots<typename Entries::C4AttentionState>(batch_));
     io_.template store<typename Entries::C4IndexerState>(id, index_states_.data(), state_slots<typename Entries::C4IndexerState>(batch_));
     io_.select(id, index_q_.data(), index_weight_.data(), batch_, selected_.data());
-    const auto read_c4 = [this, &layer](const auto& window, const auto& latents) {
+    const auto read_c4 = [this, &layer](const auto& window, const auto& latents, const auto&... hot) {
       read_window(window);
       // Only what some row selected is decoded; what one row's neighbours select does not change its bits.
       const std::vector<std::int64_t> first = compressed_first<typename Entries::C4Latent>();
@@ -242,17 +254,28 @@ class Forward : ForwardBuffers {
       };
       for (std::size_t r = 0; r < batch_.tokens.size(); ++r) {
         for (int k = 0; k < top_k_; ++k) {
-          if (const std::int64_t at = row_of(r, k); at >= 0) wanted[static_cast<std::size_t>(at)] = 1;
+          if (const std::int64_t at = row_of(r, k); at >= 0 && hot_slots(r) == nullptr) wanted[static_cast<std::size_t>(at)] = 1;
         }
       }
       read_compressed<typename Entries::C4Latent>(latents, first, wanted.data());
+      for (std::size_t r = 0; r < batch_.tokens.size(); ++r) {
+        const std::int32_t* const slots = hot_slots(r);
+        for (int k = 0; k < top_k_ && slots != nullptr; ++k) {
+          if (const std::int64_t at = row_of(r, k); at >= 0) (hot.row(slots[k], &decoded_[static_cast<std::size_t>(at) * latent_dim]), ...);
+        }
+      }
       attend(layer, [&](std::size_t r, std::vector<const float*>& list) {
         for (int k = 0; k < top_k_; ++k) {
           if (const std::int64_t at = row_of(r, k); at >= 0) list.push_back(&decoded_[static_cast<std::size_t>(at) * latent_dim]);
         }
       });
     };
-    io_.run(read_c4, window_lease, io_.template read<typename Entries::C4Latent>(id));
+    // Behind the loads of the layer, on which a look-up depends too.
+    const auto latents = io_.template read<typename Entries::C4Latent>(id);
+    if constexpr (requires { io_.has_hot(); }) {
+      if (io_.has_hot()) return io_.run(read_c4, window_lease, latents, io_.resolve(id, selected_.data()));
+    }
+    io_.run(read_c4, window_lease, latents);
   }
 
   template <class Window>

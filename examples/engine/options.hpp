@@ -27,6 +27,7 @@ struct Options {
   int index_heads = 8;
   int chunk = 256;
   int pause_every = 12;
+  int hot_set = 0;  ///< slots of a session and layer
   std::uint64_t seed = 1;
   std::string json;
   Damage inject = Damage::none;

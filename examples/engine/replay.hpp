@@ -43,6 +43,7 @@ struct ReplaySettings {
   int chunk = 256;      ///< prompt rows of one step
   int pause_every = 0;  ///< decoded tokens after which a session pauses; 0: never
   int pause_steps = 6;
+  int hot_slots = 0;    ///< of a session and layer, through which decoding rows read C4 latents; 0: they read pages
   bool reuse = true;  ///< of prefixes
   Damage damage = Damage::none;
   bool cuda = false;    ///< pools, transfers and the whole forward pass on the GPU

@@ -50,6 +50,8 @@ inline nlohmann::ordered_json to_json(const RunReport& run) {
           {"steps", s.steps},
           {"kernels", s.kernels},
           {"graph_replays", s.graph_replays},
+          {"hot_hits", s.hot_hits},
+          {"hot_misses", s.hot_misses},
           {"seconds", s.seconds},
           {"reference_seconds", run.reference_seconds}};
 }
@@ -72,6 +74,8 @@ inline void print_table(const std::vector<RunReport>& runs) {
                s.files_stored, s.files_read, s.files_lost);
   }
   for (const RunReport& run : runs) {
+    const std::int64_t listed = run.stats.hot_hits + run.stats.hot_misses;
+    if (listed > 0) fmt::print("{}: hot set, {:.1f}% of {} selected latents in their slots\n", run.policy, percent(run.stats.hot_hits, listed), listed);
     for (const auto& [kernel, calls] : run.stats.kernels) fmt::print("{}: {} by the {} kernel\n", run.policy, calls, kernel);
     if (run.stats.graph_replays > 0) fmt::print("{}: {} of {} steps replayed the decode graph\n", run.policy, run.stats.graph_replays, run.stats.steps);
   }

@@ -81,6 +81,7 @@ inline ReplaySettings replay_settings(const Options& options) {
   s.sessions = options.sessions;
   s.chunk = options.chunk;
   s.pause_every = options.pause_every;
+  s.hot_slots = options.hot_set;
   s.damage = options.inject;
   return s;
 }

@@ -35,6 +35,8 @@ struct Stats {
   std::int64_t pauses = 0;
   std::int64_t steps = 0;
   std::int64_t graph_replays = 0;  ///< steps whose decoding sessions were served by a captured graph
+  std::int64_t hot_hits = 0;       ///< tokens that a selection found in the hot set, and that it fetched
+  std::int64_t hot_misses = 0;
   double seconds = 0;
   std::map<std::string, std::int64_t> kernels;  ///< calls that each served, where the backend has several
   kvire::CacheCounters<kvire::preset::deepseek_v4::Flash<>::space_count> cache;  ///< of all policies alike

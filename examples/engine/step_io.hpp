@@ -14,6 +14,7 @@
 #include <kvire/kernel/top_k.hpp>
 
 #include "batch.hpp"
+#include "hot_latents.hpp"
 #include "queries.hpp"
 #include "tiers.hpp"
 
@@ -26,10 +27,12 @@ class StepIo {
   using Backend = kvire::Host;
   using Entries = kvire::preset::deepseek_v4::Flash<IndexKey>;
   using Stream = kvire::Stream<kvire::Host>;
-  struct Shared {};  ///< of all steps: nothing
+  using Shared = HotLatents<IndexKey>;  ///< of all steps
 
-  StepIo(Tiers<IndexKey, kvire::Host>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, const ReplaySettings& settings, int index_heads, Shared&)
-      : tiers_(&tiers), step_(std::move(step)), top_k_(settings.top_k), index_heads_(index_heads), log_(settings.log) {
+  StepIo(Tiers<IndexKey, kvire::Host>& tiers, kvire::Step<kvire::Host> step, const Batch& batch, const ReplaySettings& settings, int index_heads, Shared& shared)
+      : tiers_(&tiers), step_(std::move(step)), top_k_(settings.top_k), index_heads_(index_heads), log_(settings.log), hot_(&shared) {
+    keep(hot_->open(tiers, settings));
+    if (status_.ok()) keep(hot_->begin(batch, top_k_, step_.stream(), *hot_rows_));
     for (const Span& s : batch.spans) {
       for (std::int64_t b = s.start / page_raw_tokens; b * page_raw_tokens < s.end(); ++b) {
         full_.push_back(kvire::DevicePage(s.tables.full[static_cast<std::size_t>(b)]));
@@ -91,6 +94,59 @@ class StepIo {
       options.prologue.hadamard = true;
     }
     keep(kvire::store<P>(kvire::Rows(rows, static_cast<std::int64_t>(kept.size())), kept.data(), lease.value(), step_.stream(), options));
+  }
+
+  /// Whether sessions decode in this step whose latents are read through the hot set.
+  bool has_hot() const { return hot_rows_->size() > 0; }
+  /// The lease on the layer's slots; hot_slots(row) is filled when the kernels run, null for rows that read pages.
+  auto resolve(kvire::LayerId layer, const std::int32_t* selected) {
+    using P = typename Entries::C4Latent::policy;
+    const auto k = static_cast<std::size_t>(top_k_);
+    run([this, selected, k] {
+      for (std::size_t row = 0; row < hot_rows_->of_row.size(); ++row) {
+        const auto b = hot_rows_->of_row[row];
+        if (b >= 0) std::copy_n(selected + row * k, k, hot_rows_->selected.data() + static_cast<std::size_t>(b) * k);
+      }
+    });
+    auto lease = hot_->resolve(step_, Entries::C4Latent::slot(layer), *hot_rows_, top_k_);
+    keep(lease);
+    return lease.ok() ? std::move(lease).value() : kvire::assume_ready(kvire::ConstPageView<P, kvire::Host>());
+  }
+  const std::int32_t* hot_slots(std::size_t row) const {
+    const auto b = hot_rows_->of_row[row];
+    return b < 0 ? nullptr : hot_rows_->slots.data() + static_cast<std::size_t>(b) * static_cast<std::size_t>(top_k_);
+  }
+  /// Takes the latents that decoding sessions complete, out of those to be stored: to a slot, and from there to their page. Others keep theirs in `slots`.
+  void append(kvire::LayerId layer, const float* latents, const std::vector<Group>& groups, std::vector<std::int64_t>& slots) {
+    if (!status_.ok() || !has_hot()) return;
+    auto& fresh = fresh_.emplace_back();
+    const auto& spans = hot_rows_->span;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const auto at = std::lower_bound(spans.begin(), spans.end(), groups[i].span);
+      if (at == spans.end() || *at != groups[i].span) continue;
+      const auto b = at - spans.begin();
+      const auto pages = hot_rows_->table.begin() + b * hot_rows_->max_pages;
+      fresh.rows.ids.push_back(hot_rows_->ids[static_cast<std::size_t>(b)]);
+      fresh.rows.table.insert(fresh.rows.table.end(), pages, pages + hot_rows_->max_pages);
+      fresh.positions.push_back(static_cast<std::int32_t>(groups[i].index));
+      fresh.group.push_back(i);
+      slots[i] = -1;
+    }
+    fresh.rows.max_pages = hot_rows_->max_pages;
+    if (fresh.group.empty()) return;
+    // Held until the copies have run: transfers of these pages come before or behind.
+    auto pages = write<typename Entries::C4Latent>(layer);
+    if (!pages.ok()) return keep(pages);
+    fresh.vectors.resize(fresh.group.size() * latent_dim);
+    run([&fresh, latents] {
+      for (std::size_t i = 0; i < fresh.group.size(); ++i) std::copy_n(latents + fresh.group[i] * latent_dim, latent_dim, fresh.vectors.data() + i * latent_dim);
+    });
+    kvire::StoreOptions options;
+    options.row.bf16_round_trip = true;
+    options.counts = counts_.get();
+    expected_ += static_cast<std::int64_t>(fresh.group.size());
+    keep(hot_->write(step_, Entries::C4Latent::slot(layer), fresh, options));
+    kvire::launch(step_.stream(), [](const auto&) {}, pages.value());
   }
 
   /// Index scores and top-k of every row.
@@ -199,6 +255,9 @@ class StepIo {
   int top_k_;
   int index_heads_;
   std::shared_ptr<RowLog> log_;
+  Shared* hot_;
+  std::unique_ptr<typename Shared::Rows> hot_rows_ = std::make_unique<typename Shared::Rows>();
+  std::deque<typename Shared::Fresh> fresh_;
   kvire::Status status_;
   std::vector<kvire::DevicePage> full_, window_, request_;  // pages that the step writes
   std::deque<std::vector<std::int64_t>> slots_;  // of queued stores, and positions
