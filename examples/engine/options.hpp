@@ -18,7 +18,7 @@ struct Options {
   std::int64_t requests = 0;  ///< 0: all of the trace, or 40 made ones
   int block_tokens = 64;
   int sessions = 8;
-  std::int64_t device_pages = 32;
+  std::int64_t device_pages = 28;
   std::int64_t host_pages = 512;
   std::string file_tier;
   std::int64_t file_bytes = std::int64_t{1} << 30;

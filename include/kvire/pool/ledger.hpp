@@ -174,7 +174,7 @@ class PageLedger {
   /// Takes ownership out of a reference, for tables of plain ids. The id must come back through `release(PageId)` or `attach`. none() for an
   /// empty reference, and for a page of another pool, whose reference stays as it is.
   PageId detach(Ref&& ref) {
-    if (ref.core_ != state_) return PageId();
+    if (!ref || ref.core_ != state_) return PageId();
     const PageId page = std::exchange(ref.page_, PageId());
     std::exchange(ref.core_, nullptr)->to_raw(page.value);
     return page;
