@@ -94,9 +94,7 @@ TEST_CASE("a configuration from outside is shown in a message without its contro
 }
 
 namespace {
-struct PaddingFirst : PageLayout<16, 1, Plane<Pad<4>, Field<role::Value, Element::bf16, 30>>> {
-  static constexpr const char* name = "PaddingFirst";
-};
+using PaddingFirst = PageLayout<16, 1, Plane<Pad<4>, Field<role::Value, Element::bf16, 30>>>;
 }  // namespace
 
 TEST_CASE("the element of a configuration is that of a field, not of padding before it") {
