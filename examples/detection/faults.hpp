@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,19 @@ struct Pools {
 
 inline Verdict status_of(const auto& result) { return result.ok() ? Status() : Status(result.error()); }
 inline Verdict missed(const char* what) { return Error{ErrorCode::failed, std::string("(set-up) ") + what}; }
+
+/// A step that depends on `loads` and reads the latents of both layers: how it ended.
+inline Verdict read_layers(Pools& p, std::span<const Dependency<Host>> loads) {
+  auto step = p.gate.begin(loads, p.compute);
+  if (!step.ok()) return step.error();
+  for (int layer = 0; layer < 2; ++layer) {
+    auto lease = step.value().read<Latent>(p.device, LayerId(layer));
+    if (!lease.ok()) return lease.error();
+    launch(p.compute, [](auto) {}, lease.value());
+  }
+  if (auto status = p.compute.synchronize(); !status.ok()) return status;
+  return step.value().status();
+}
 
 /// A folder with one record of a page of `Bundle`.
 template <class Bundle>

@@ -33,15 +33,7 @@ struct Tiered {
   Verdict come_back() {
     auto held = cache.acquire(root, tokens);
     if (held.tokens == 0) return missed("hit");
-    auto step = p.gate.begin(held.loads, p.compute);
-    if (!step.ok()) return step.error();
-    for (int layer = 0; layer < 2; ++layer) {
-      auto lease = step.value().read<Latent>(p.device, LayerId(layer));
-      if (!lease.ok()) return lease.error();
-      launch(p.compute, [](auto) {}, lease.value());
-    }
-    if (auto status = p.compute.synchronize(); !status.ok()) return status;
-    return step.value().status();
+    return read_layers(p, held.loads);
   }
   void fill(DevicePage id, unsigned char value) {
     (void)p.device.entry<Latent>().fill_page(id, value);

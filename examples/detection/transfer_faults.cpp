@@ -29,16 +29,8 @@ Verdict restored(kvire::Fault fault) {
   if (!p.save().value().wait().ok()) return missed("backup");
   for (const auto& ref : p.device_pages) (void)p.device.entry<Latent>().fill_page(ref.id(), 9);  // used by somebody else since
   *armed = true;
-  auto ticket = p.restore().value();
-  auto step = p.gate.begin({ticket}, p.compute);
-  if (!step.ok()) return step.error();
-  for (int layer = 0; layer < 2; ++layer) {
-    auto lease = step.value().read<Latent>(p.device, LayerId(layer));
-    if (!lease.ok()) return lease.error();
-    launch(p.compute, [](auto) {}, lease.value());
-  }
-  if (auto status = p.compute.synchronize(); !status.ok()) return status;
-  return step.value().status();
+  const Dependency<Host> loads[] = {p.restore().value()};
+  return read_layers(p, loads);
 }
 
 }  // namespace
