@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <kvire/sync/host.hpp>
 #include <kvire/tier/checksum.hpp>
-#include <kvire/tier/tiered_cache.hpp>
+#include <tests/support/cache_rig.hpp>
 
 // What a cache sees of a model whose every token depends on all that the tokens before it left: for each token, all rows that the next one looks back to
 // are read, of every entry and layer, and the rows that it writes follow from them. One byte that does not come back changes every later output.
@@ -24,10 +23,12 @@ struct TailSizes {
 };
 
 template <class Bundle, class Files = kvire::NoFiles>
-class TailRig {
+class TailRig : public CacheRig<Bundle, kvire::Lru, Files> {
+  using Base = CacheRig<Bundle, kvire::Lru, Files>;
+  using Base::cache_, Base::compute_, Base::device_, Base::gate_, Base::root_;
+
  public:
-  using Cache = kvire::TieredCache<Bundle, kvire::Host, kvire::Lru, Files>;
-  using Tokens = std::vector<kvire::TokenId>;
+  using typename Base::Cache, typename Base::Tokens;
   static constexpr std::int64_t page = kvire::prefix_shape<Bundle>(1).page_tokens;
 
   struct Request {
@@ -40,22 +41,7 @@ class TailRig {
   };
 
   explicit TailRig(const TailSizes& sizes, Files* files = nullptr)
-      : window_(sizes.options.window_tokens),
-        device_(Device::make({.pages = counts(sizes.device), .layers = sizes.layers}).value()),
-        host_(kvire::mirror_of(device_, counts(sizes.host == 0 ? 2 : sizes.host)).value()),
-        cache_(Cache::make({.device = &device_, .host = sizes.host == 0 ? nullptr : &host_, .loads = &loads_, .stores = &stores_}, sizes.options, files).value()),
-        root_(cache_.root({.model = "chain"})) {}
-
-  Cache& cache() { return cache_; }
-  std::int32_t root() const { return root_; }
-  kvire::FaultHooks& load_faults() { return *load_faults_; }
-  kvire::FaultHooks& store_faults() { return *store_faults_; }
-  /// Pages that are out of the ledgers of both pools.
-  std::int64_t used_pages() {
-    std::int64_t n = 0;
-    for (int s = 0; s < Bundle::space_count; ++s) n += kvire::detail::ledger_of(device_, s).used_pages() + kvire::detail::ledger_of(host_, s).used_pages();
-    return n;
-  }
+      : Base(sizes.layers, sizes.device, sizes.host, sizes.options, files, "chain"), window_(sizes.options.window_tokens) {}
 
   /// Begins with what the cache has of the tokens, at most `most` of them.
   Request begin(Tokens tokens, std::int64_t most) {
@@ -134,9 +120,6 @@ class TailRig {
   }
 
  private:
-  using Device = kvire::DeviceBundlePool<Bundle, kvire::Host>;
-  using HostTier = kvire::HostBundlePool<Bundle, kvire::Host>;
-  using Stream = kvire::Stream<kvire::Host>;
   struct Rows {
     std::int64_t first = 0;
     std::int64_t end = 0;
@@ -149,11 +132,6 @@ class TailRig {
   template <class Entry>
   static constexpr std::size_t space_of() {
     return static_cast<std::size_t>(Bundle::template space_index<typename Entry::space>());
-  }
-  static kvire::BundlePages<Bundle> counts(std::int64_t n) {
-    kvire::BundlePages<Bundle> pages;
-    for (auto& count : pages.count) count = n;
-    return pages;
   }
 
   // Rows of an entry, counted from the sequence's start, that the token at a position can see.
@@ -189,17 +167,7 @@ class TailRig {
   }
 
   std::int64_t window_;
-  Device device_;
-  HostTier host_;
-  std::shared_ptr<kvire::FaultHooks> load_faults_ = kvire::FaultHooks::make();
-  std::shared_ptr<kvire::FaultHooks> store_faults_ = kvire::FaultHooks::make();
-  kvire::Gate<kvire::Host> gate_;
-  Stream compute_ = Stream::make({.name = "compute"}).value();
-  Stream loads_ = Stream::make({.name = "load", .faults = load_faults_}).value();
-  Stream stores_ = Stream::make({.name = "store", .faults = store_faults_}).value();
   std::unique_ptr<kvire::Step<kvire::Host>> step_;
-  Cache cache_;
-  std::int32_t root_;
 };
 
 }  // namespace kvire_test

@@ -7,11 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include <kvire/sync/host.hpp>
-#include <kvire/tier/tiered_cache.hpp>
+#include <tests/support/cache_rig.hpp>
 #include <tests/support/file_tier_case.hpp>
 
-// A tiered cache of the small model with all that is around it. The content of a page follows from its prefix, so that anybody can tell what it must be.
+// A tiered cache of the small model. The content of a page follows from its prefix, so that anybody can tell what it must be.
 
 namespace kvire_test {
 
@@ -22,27 +21,20 @@ struct TierSizes {
 };
 
 template <class Policy = kvire::Lru, class Files = kvire::NoFiles>
-class TierRig {
+class TierRig : public CacheRig<SmallModel<SmallFp8>, Policy, Files> {
+  using Base = CacheRig<SmallModel<SmallFp8>, Policy, Files>;
+  using Base::cache_, Base::compute_, Base::device_, Base::gate_, Base::host_, Base::root_;
+
  public:
   using Model = SmallModel<SmallFp8>;
-  using Cache = kvire::TieredCache<Model, kvire::Host, Policy, Files>;
-  using Tokens = std::vector<kvire::TokenId>;
+  using typename Base::Cache, typename Base::Tokens;
   static constexpr std::int64_t page = 16;
 
   explicit TierRig(const TierSizes& sizes = {}, Files* files = nullptr)
-      : device_(Device::make({.pages = counts(sizes.device), .layers = SmallSchedule::layers}).value()),
-        host_(kvire::mirror_of(device_, counts(sizes.host == 0 ? 2 : sizes.host)).value()),
-        cache_(Cache::make({.device = &device_, .host = sizes.host == 0 ? nullptr : &host_, .loads = &loads_, .stores = &stores_}, sizes.options, files).value()),
-        root_(cache_.root({.model = "small"})) {}
+      : Base(SmallSchedule::layers, sizes.device, sizes.host, sizes.options, files, "small") {}
 
-  Cache& cache() { return cache_; }
-  std::int32_t root() const { return root_; }
-  kvire::FaultHooks& load_faults() { return *load_faults_; }
-  kvire::FaultHooks& store_faults() { return *store_faults_; }
   kvire::Stream<kvire::Host>& compute() { return compute_; }
   std::int64_t wrong_pages() const { return wrong_; }
-  auto& device() { return device_; }
-  auto& host() { return host_; }
 
   /// Inverts a bit of a page that the host has and nobody is copying; false if that is not so.
   bool flip_on_host(std::int32_t node) {
@@ -63,12 +55,6 @@ class TierRig {
   auto& host_ledger() {
     return host_.template ledger<Space>();
   }
-  /// Pages that are out of the ledgers of both pools.
-  std::int64_t used_pages() {
-    return device_ledger<kvire::space::Full>().used_pages() + device_ledger<kvire::space::Window>().used_pages() +
-           host_ledger<kvire::space::Full>().used_pages() + host_ledger<kvire::space::Window>().used_pages();
-  }
-
   /// `n` tokens of a sequence; sequences differ from their first token on.
   static Tokens text(int sequence, std::int64_t n) {
     Tokens tokens(static_cast<std::size_t>(n));
@@ -145,15 +131,6 @@ class TierRig {
   }
 
  private:
-  using Device = kvire::DeviceBundlePool<Model, kvire::Host>;
-  using HostTier = kvire::HostBundlePool<Model, kvire::Host>;
-  using Stream = kvire::Stream<kvire::Host>;
-
-  static kvire::BundlePages<Model> counts(std::int64_t n) {
-    kvire::BundlePages<Model> pages;
-    for (auto& count : pages.count) count = n;
-    return pages;
-  }
   kvire::Result<typename Cache::Pages> make_pages(const typename Cache::Held& held, std::span<const kvire::TokenId> tokens) {
     typename Cache::Pages pages;
     auto full = cache_.template allocate<kvire::space::Full>();
@@ -187,17 +164,7 @@ class TierRig {
     return wrong;
   }
 
-  Device device_;
-  HostTier host_;
-  std::shared_ptr<kvire::FaultHooks> load_faults_ = kvire::FaultHooks::make();
-  std::shared_ptr<kvire::FaultHooks> store_faults_ = kvire::FaultHooks::make();
   std::int64_t wrong_ = 0;
-  kvire::Gate<kvire::Host> gate_;
-  Stream compute_ = Stream::make({.name = "compute"}).value();
-  Stream loads_ = Stream::make({.name = "load", .faults = load_faults_}).value();
-  Stream stores_ = Stream::make({.name = "store", .faults = store_faults_}).value();
-  Cache cache_;
-  std::int32_t root_;
 };
 
 }  // namespace kvire_test
