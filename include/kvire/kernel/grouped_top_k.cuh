@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvire/kernel/candidate_slots.cuh>
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/top_k_row.cuh>
 #include <kvire/kernel/tuning.hpp>
@@ -471,17 +472,7 @@ cudaError_t launch_grouped(const GroupedParams<Source>& p, std::int64_t rows, cu
   auto* kernel = grouped_top_k_kernel<Threads, Items, Source, Paged>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows));
-  config.blockDim = dim3(Threads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = p.base.overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return launch_kernel(kernel, {rows, Threads, bytes, p.base.overlap}, stream, p);
 }
 
 /// `groups`: the most that a row may have.

@@ -5,6 +5,7 @@
 
 #include <kvire/kernel/body/place_tokens.hpp>
 #include <kvire/kernel/cuda/block_group.cuh>
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/cuda/plain_kernel.cuh>
 #include <kvire/kernel/ptx/barrier.cuh>
 
@@ -37,25 +38,6 @@ __global__ __launch_bounds__(threads) void place_tokens_kernel(const __grid_cons
 
 #if KVIRE_CUDA_COMPILER
 
-namespace detail {
-/// A launch; with `overlap` by programmatic dependent launch, so that the kernel may start before the stream's last one has ended.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_behind(void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t shared_bytes, bool overlap, cudaStream_t stream,
-                          const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
-}
-}  // namespace detail
-
 /// Queues the placement of `args.batch` rows; pointers in device memory, `counts` (or null) is added to. `overlap`, from sm_90 on: programmatic dependent
 /// launch; the kernel waits for the stream's earlier one before it reads, and lets the next one start. Captures; allocates nothing, waits for nothing. cudaErrorInvalidValue if lists are
 /// longer than shared memory has room for (detail::place::shared_bytes).
@@ -65,7 +47,7 @@ cudaError_t launch_place_tokens(const body::PlaceTokensArgs<Slot>& args, HotCoun
   const auto kernel = detail::place::place_tokens_kernel<Slot>;
   const auto bytes = static_cast<std::size_t>(detail::place::shared_bytes(args.n));
   if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)); e != cudaSuccess) return e;
-  return detail::launch_behind(kernel, static_cast<unsigned>(args.batch), detail::place::threads, bytes, overlap, stream, args, counts);
+  return detail::launch_kernel(kernel, {args.batch, detail::place::threads, bytes, overlap}, stream, args, counts);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/sm90_logits_operand.cuh>
 
 KVIRE_NAMESPACE_BEGIN
@@ -498,17 +499,7 @@ cudaError_t launch_prefill_logits(const PrefillArguments& a, int sms, cudaStream
   if (a.rows <= 0 || a.key_count <= 0 || a.logits_stride <= 0) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(sms));
-  config.blockDim = dim3(Shape::threads);
-  config.dynamicSmemBytes = Plan::shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  return kvire::detail::launch_kernel(kernel, {sms, Shape::threads, Plan::shared_bytes, overlap}, stream, a);
 }
 
 }  // namespace sm90

@@ -6,6 +6,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/fp4_operand.cuh>
 #include <kvire/kernel/sm90_logits_operand.cuh>
 
@@ -447,21 +448,11 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   if (!Shape::options && (a.bf16 || a.blocks != nullptr)) return cudaErrorInvalidValue;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(logits_ctas<P, Shape>(a, sms)));
-  config.blockDim = dim3(Shape::threads);
-  config.dynamicSmemBytes = Plan::shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
   KeyMap map{};
   if constexpr (Plan::swizzled) {
     if (const cudaError_t e = detail::make_key_map(map, a, Plan::key_row, Plan::width, Plan::tokens); e != cudaSuccess) return e;
   }
-  return cudaLaunchKernelEx(&config, kernel, a, map);
+  return kvire::detail::launch_kernel(kernel, {logits_ctas<P, Shape>(a, sms), Shape::threads, Plan::shared_bytes, overlap}, stream, a, map);
 }
 
 }  // namespace sm90

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/cuda/warp_group.cuh>
 #include <kvire/kernel/store_prologue.cuh>
 
@@ -178,19 +179,6 @@ __global__ __launch_bounds__(plain_threads) void plain_store_kernel(const __grid
   if (counts != nullptr) add_counts(counts, WarpGroup::lane() == 0 ? mine : StoreCounts{});
 }
 
-inline cudaError_t launch(const void* kernel, std::int64_t blocks, int threads, void** arguments, cudaStream_t stream, bool overlap) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
-}
-
 #endif  // KVIRE_CUDA_COMPILER
 
 }  // namespace detail::store
@@ -206,7 +194,6 @@ cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, Stor
   namespace ds = detail::store;
   using Split = ds::Stripes<P>;
   if (rows <= 0) return rows == 0 ? cudaSuccess : cudaErrorInvalidValue;
-  body::StoreArgs<P> a = args;
   if constexpr (Split::fits) {
     const bool bf16 = args.row_element == Element::bf16;
     const bool prologue = args.prologue.any();
@@ -218,7 +205,7 @@ cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, Stor
     }
     const Prologue& p = args.prologue;
     const auto address = [](const void* x) { return reinterpret_cast<std::uintptr_t>(x); };
-    bool vector = (address(p.weight) | address(p.cos) | address(p.sin)) % 16 == 0 && p.rope_dims % ds::chunk == 0;
+    const bool vector = (address(p.weight) | address(p.cos) | address(p.sin)) % 16 == 0 && p.rope_dims % ds::chunk == 0;
     if (serves) {
       const auto go = [&](auto element, auto with_prologue) {
         constexpr Element E = decltype(element)::value;
@@ -226,9 +213,8 @@ cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, Stor
         constexpr int words = Split::each * (E == Element::bf16 && !W ? 4 : 8);  // registers of a row
         const auto shaped = [&](auto shape) {
           using S = decltype(shape);
-          void* arguments[] = {&a, &rows, &vector, &counts};
-          return ds::launch(reinterpret_cast<const void*>(&ds::store_kernel<P, E, W, S>), ceil_div(rows, std::int64_t(S::block_rows)), ds::threads, arguments,
-                            stream, overlap);
+          return detail::launch_kernel(&ds::store_kernel<P, E, W, S>, {ceil_div(rows, std::int64_t(S::block_rows)), ds::threads, 0, overlap}, stream, args, rows,
+                                       vector, counts);
         };
         if constexpr (words <= 8) {
           if constexpr (Split::packed) {
@@ -247,9 +233,8 @@ cudaError_t launch_store(const body::StoreArgs<P>& args, std::int64_t rows, Stor
       return bf16 ? go(Bf16{}, kstd::false_type{}) : go(F32{}, kstd::false_type{});
     }
   }
-  void* arguments[] = {&a, &rows, &counts};
-  return ds::launch(reinterpret_cast<const void*>(&ds::plain_store_kernel<P>), ceil_div(rows * 32, std::int64_t(ds::plain_threads)), ds::plain_threads,
-                    arguments, stream, overlap);
+  return detail::launch_kernel(&ds::plain_store_kernel<P>, {ceil_div(rows * 32, std::int64_t(ds::plain_threads)), ds::plain_threads, 0, overlap}, stream, args, rows,
+                               counts);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

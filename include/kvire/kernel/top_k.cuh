@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/top_k_streamed_row.cuh>
 
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
@@ -90,30 +91,14 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
   auto* kernel = top_k_kernel<Threads, Items, Streams, Clustered, Paged>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(B::shared_bytes));
   if (error != cudaSuccess) return error;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows * (Clustered ? p.blocks : 1)));
-  config.blockDim = dim3(Threads);
-  config.dynamicSmemBytes = B::shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (p.overlap) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
   if constexpr (Clustered) {
     if (p.blocks > 8) {
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
     }
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(p.blocks);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
   }
-  return cudaLaunchKernelEx(&config, kernel, p);
+  const int blocks = Clustered ? p.blocks : 1;
+  return launch_kernel(kernel, {rows * blocks, Threads, B::shared_bytes, p.overlap, blocks}, stream, p);
 }
 
 template <int Threads, int Items>

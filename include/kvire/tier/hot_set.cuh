@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/move_tokens.cuh>
 #include <kvire/kernel/place_tokens.cuh>
 #include <kvire/pool/cuda/memory.hpp>
@@ -89,8 +90,7 @@ template <class P, int Threads = fetch_threads>
 cudaError_t launch_fetch_misses(const PageList& list, const body::TokenPlaces* misses, const kstd::int32_t* counts, kstd::int32_t batch, kstd::int32_t n, int blocks,
                                 bool overlap, cudaStream_t stream) {
   const auto kernel = aligned(list) ? fetch_misses_kernel<P, true, Threads> : fetch_misses_kernel<P, false, Threads>;
-  return launch_behind(kernel, static_cast<unsigned>(blocks), Threads, static_cast<std::size_t>(batch) * sizeof(kstd::int32_t), overlap, stream, list, misses, counts,
-                       batch, n);
+  return launch_kernel(kernel, {blocks, Threads, static_cast<std::size_t>(batch) * sizeof(kstd::int32_t), overlap}, stream, list, misses, counts, batch, n);
 }
 
 /// Where the host has appended tokens, in the misses' memory: [batch * n].
