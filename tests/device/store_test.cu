@@ -235,6 +235,16 @@ void same_bits(bool prologue) {
   }
 }
 
+// Writes `to` long after the next kernel may start.
+__global__ void write_late(const std::uint32_t* from, std::uint32_t* to, std::int64_t n) {
+#if KVIRE_DEVICE_ARCH >= 900
+  ptx::launch_dependents();
+#endif
+  for (const auto start = clock64(); clock64() - start < 1 << 20;) {
+  }
+  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}
+
 }  // namespace
 
 TEST_CASE("cuda store: random shapes write the host twin's bytes and nothing else, and count as it does") {
@@ -258,6 +268,26 @@ TEST_CASE("cuda store: the same bytes on every run, alone and in any batch") {
     same_bits<Fp4WithScale<64, 128>>(prologue);
     same_bits<preset::deepseek_v4::Latent<64>>(prologue);
     same_bits<preset::deepseek_v3_2::Latent<64>>(prologue);
+  }
+}
+
+TEST_CASE("cuda store: with overlap it reads what the kernel before it writes last") {
+  using P = Fp8WithScale<64, 128>;
+  for (const int shift : {0, 1}) {  // the kernel for aligned rows, and the one for all others
+    CAPTURE(shift);
+    Case c = whole_case<P>(90, 59, false);
+    c.bf16 = false;
+    c.stride = P::dim;
+    c.shift = shift;
+    c.rows.resize(std::size_t(shift + 59 * P::dim));
+    const Outcome want = on_host<P>(c);
+    const DeviceArray<std::uint32_t> rows(std::vector<std::uint32_t>(c.rows.size(), nan_bits)), written(c.rows);
+    const DeviceArray<std::int64_t> slots(c.slots);
+    const DeviceArray<std::byte> memory(poisoned<P>(c));
+    const auto args = arguments<P>(c, rows.data(), slots.data(), memory.data(), nullptr, nullptr, nullptr, nullptr);
+    write_late<<<1, 256>>>(written.data(), rows.data(), std::int64_t(c.rows.size()));
+    cuda_ok(launch_store<P>(args, std::int64_t(c.slots.size()), nullptr, nullptr, true));
+    CHECK(memory.read() == want.memory);
   }
 }
 

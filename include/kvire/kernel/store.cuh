@@ -173,6 +173,10 @@ inline constexpr int plain_threads = 256;
 
 template <LayoutPolicy P>
 __global__ __launch_bounds__(plain_threads) void plain_store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, StoreCounts* counts) {
+#if KVIRE_DEVICE_ARCH >= 900
+  ptx::launch_dependents();
+  ptx::wait_for_earlier_grids();
+#endif
   const kstd::int64_t item = (kstd::int64_t(blockIdx.x) * plain_threads + threadIdx.x) / 32;
   StoreCounts mine;
   if (item < rows) mine = body::store<P>(WarpGroup{}, item, args);
