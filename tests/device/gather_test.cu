@@ -17,6 +17,7 @@
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/preset/deepseek_v4_1.hpp>
 #include <tests/support/device_array.hpp>
+#include <tests/support/far_pages.hpp>
 
 using namespace kvire;
 using namespace kvire_test;
@@ -198,23 +199,16 @@ TEST_CASE("cuda gather: the same bytes on 20 runs, and of each row alone") {
 TEST_CASE("cuda gather: pages whose bytes lie beyond 2 GiB and 4 GiB") {
   using P = Bf16Contiguous<64, 128>;
   constexpr std::int32_t ids[] = {131071, 131072, 262144, 1};
-  const std::size_t bytes = std::size_t(262145) * P::page_bytes;
-  std::size_t available = 0, total = 0;
-  cuda_ok(cudaMemGetInfo(&available, &total));
-  if (available < bytes + (std::size_t(1) << 30)) {
-    MESSAGE("skipped: less than 5 GiB of device memory");
-    return;
-  }
-  std::byte* pool = nullptr;
-  cuda_ok(cudaMalloc(&pool, bytes));
-  for (int i = 0; i < 4; ++i) cuda_ok(cudaMemset(pool + std::int64_t(ids[i]) * P::page_bytes, 0x30 + i, P::page_bytes));
+  const FarPages<P> pool(262145);
+  if (!pool) return;
+  for (int i = 0; i < 4; ++i) cuda_ok(cudaMemset(pool.page(ids[i]), 0x30 + i, P::page_bytes));
   const DeviceArray<std::int32_t> table(std::vector<std::int32_t>(ids, ids + 4));
   const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>{4 * P::tokens_per_page});
   const DeviceArray<std::byte> out(std::vector<std::byte>(4 * std::size_t(P::page_bytes)));
   body::GatherArgs<P> args;
-  args.pages = pool;
+  args.pages = pool.data();
   args.page_stride = P::page_bytes;
-  args.page_count = 262145;
+  args.page_count = pool.pages();
   args.page_table = table.data();
   args.max_pages = 4;
   args.lengths = lengths.data();
@@ -225,5 +219,4 @@ TEST_CASE("cuda gather: pages whose bytes lie beyond 2 GiB and 4 GiB") {
   for (int i = 0; i < 4; ++i) {
     CHECK(std::count(got.begin() + i * P::page_bytes, got.begin() + (i + 1) * P::page_bytes, static_cast<std::byte>(0x30 + i)) == P::page_bytes);
   }
-  cudaFree(pool);
 }

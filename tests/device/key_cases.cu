@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <kvire/codec/row.hpp>
+#include <tests/support/far_pages.hpp>
 #include <tests/support/logits_device.cuh>
 
 using namespace kvire;
@@ -118,54 +119,21 @@ void check_special_keys() {
 template <class P, Element Query>
 void check_far(const std::vector<std::int32_t>& ids) {
   const int n = static_cast<int>(ids.size());
-  auto c = random_case<P>(31, {n * P::tokens_per_page - 3}, 1, heads, Query);
+  const auto c = random_case<P>(31, {n * P::tokens_per_page - 3}, 1, heads, Query);
   for (int p = 0; p < n; ++p) REQUIRE(c.table[static_cast<std::size_t>(p)] > 0);
-  const std::int32_t pages = *std::max_element(ids.begin(), ids.end()) + 1;
-  std::size_t available = 0, total = 0;
-  REQUIRE(cudaMemGetInfo(&available, &total) == cudaSuccess);
-  if (available < static_cast<std::size_t>(pages) * P::page_bytes + (std::size_t{1} << 30)) {
-    MESSAGE("skipped: not enough device memory");
-    return;
+  const FarPages<P> pool(*std::max_element(ids.begin(), ids.end()) + 1);
+  if (!pool) return;
+  auto far = c;
+  far.page_stride = P::page_bytes;
+  far.pages = pool.pages();
+  for (std::size_t p = 0; p < ids.size(); ++p) {
+    cuda_ok(cudaMemcpy(pool.page(ids[p]), c.memory.data() + c.page_stride * c.table[p], P::page_bytes, cudaMemcpyHostToDevice));
+    far.table[p] = ids[p];
   }
-  std::byte* pool = nullptr;
-  REQUIRE(cudaMalloc(&pool, static_cast<std::size_t>(pages) * P::page_bytes) == cudaSuccess);
-  auto table = c.table;
-  for (int p = 0; p < n; ++p) {
-    auto& id = table[static_cast<std::size_t>(p)];
-    REQUIRE(cudaMemcpy(pool + std::int64_t{ids[static_cast<std::size_t>(p)]} * P::page_bytes, c.memory.data() + c.page_stride * id, P::page_bytes,
-                       cudaMemcpyDefault) == cudaSuccess);
-    id = ids[static_cast<std::size_t>(p)];
-  }
-  const OnDevice<std::uint8_t> queries(c.queries);
-  const OnDevice<float> weights(c.weights);
-  const OnDevice<std::int32_t> far_table(table), lengths(c.lengths);
   with_kernels<P, Query>([&](auto shape) {
     const auto near = run_case<P, Query, heads, 1, decltype(shape)>(c, multiprocessors());
-    const OnDevice<std::uint32_t> logits(std::vector<std::uint32_t>(static_cast<std::size_t>(c.logits_stride), sentinel));
-    sm90::LogitsArguments a;
-    a.pages = pool;
-    a.page_stride = P::page_bytes;
-    a.page_count = pages;
-    a.batch = 1;
-    a.queries = queries.get();
-    a.weights = weights.get();
-    a.page_table = far_table.get();
-    a.table_stride = c.table_stride;
-    a.table_width = c.table_stride;
-    a.lengths = lengths.get();
-    a.logits = reinterpret_cast<float*>(logits.get());
-    a.logits_stride = c.logits_stride;
-    cudaError_t launched = cudaSuccess;
-    if constexpr (std::is_same_v<decltype(shape), Portable>) {
-      launched = sm80::launch_logits<P, Query, heads, 1>(a, multiprocessors(), nullptr);
-    } else {
-      launched = sm90::launch_logits<P, Query, heads, 1>(a, multiprocessors(), nullptr);
-    }
-    CHECK(launched == cudaSuccess);
-    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK(logits.back() == near.bits);
+    CHECK(run_case<P, Query, heads, 1, decltype(shape)>(far, pool.data(), multiprocessors()).bits == near.bits);
   });
-  cudaFree(pool);
 }
 
 }  // namespace

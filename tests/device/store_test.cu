@@ -15,6 +15,7 @@
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/preset/deepseek_v4_1.hpp>
 #include <tests/support/device_array.hpp>
+#include <tests/support/far_pages.hpp>
 #include <tests/support/same_page.hpp>
 
 using namespace kvire;
@@ -295,16 +296,9 @@ TEST_CASE("cuda store: a page whose bytes lie beyond 2 GiB and 4 GiB") {
   // Three pages of one pool, as far from page 0 as bf16 pages of a large pool are.
   using P = Bf16Contiguous<64, 128>;
   constexpr std::int32_t pages[] = {1, 131072, 262144};
-  const std::size_t bytes = std::size_t(pages[2] + 1) * P::page_bytes;
-  std::size_t available = 0, total = 0;
-  cuda_ok(cudaMemGetInfo(&available, &total));
-  if (available < bytes + (std::size_t(1) << 30)) {
-    MESSAGE("skipped: less than 5 GiB of device memory");
-    return;
-  }
-  std::byte* pool = nullptr;
-  cuda_ok(cudaMalloc(&pool, bytes));
-  for (const auto page : pages) cuda_ok(cudaMemset(pool + std::int64_t(page) * P::page_bytes, 0xFF, P::page_bytes));
+  const FarPages<P> pool(pages[2] + 1);
+  if (!pool) return;
+  for (const auto page : pages) cuda_ok(cudaMemset(pool.page(page), 0xFF, P::page_bytes));
   std::vector<std::uint16_t> rows(3 * P::dim);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::uint16_t>(0x3F80 + i);
   std::vector<std::int64_t> slots;
@@ -315,15 +309,14 @@ TEST_CASE("cuda store: a page whose bytes lie beyond 2 GiB and 4 GiB") {
   args.rows = device_rows.data();
   args.row_element = Element::bf16;
   args.slots = device_slots.data();
-  args.pages = pool;
+  args.pages = pool.data();
   args.page_stride = P::page_bytes;
-  args.page_count = pages[2] + 1;
+  args.page_count = pool.pages();
   cuda_ok(launch_store<P>(args, 3, nullptr, nullptr));
   for (std::size_t i = 0; i < 3; ++i) {
     std::vector<std::uint16_t> got(64 * P::dim);
-    cuda_ok(cudaMemcpy(got.data(), pool + std::int64_t(pages[i]) * P::page_bytes, P::page_bytes, cudaMemcpyDeviceToHost));
+    cuda_ok(cudaMemcpy(got.data(), pool.page(pages[i]), P::page_bytes, cudaMemcpyDeviceToHost));
     CHECK(std::equal(got.end() - P::dim, got.end(), rows.begin() + std::ptrdiff_t(i) * P::dim));
     CHECK(std::count(got.begin(), got.end() - P::dim, std::uint16_t(0xFFFF)) == 63 * P::dim);
   }
-  cudaFree(pool);
 }

@@ -12,6 +12,7 @@
 #include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
+#include "device_array.hpp"
 #include "golden.hpp"
 #include "logits_case.hpp"
 
@@ -20,28 +21,6 @@
 namespace kvire_test {
 
 using namespace kvire;
-
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(const std::vector<T>& from) : n_(from.size()) {
-    REQUIRE(cudaMalloc(&p_, std::max<std::size_t>(n_ * sizeof(T), 16)) == cudaSuccess);
-    if (n_ != 0) REQUIRE(cudaMemcpy(p_, from.data(), n_ * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { cudaFree(p_); }
-  T* get() const { return static_cast<T*>(p_); }
-  std::vector<T> back() const {
-    std::vector<T> v(n_);
-    REQUIRE(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
-    return v;
-  }
-
- private:
-  void* p_ = nullptr;
-  std::size_t n_;
-};
 
 inline constexpr std::uint32_t sentinel = 0x7FC0DEAD;
 
@@ -68,29 +47,30 @@ struct Outcome {
   unsigned long long nan_logits = 0;
 };
 
+/// `pages`: the case's, in device memory.
 template <class P, Element Query, int Heads, int NextN, class Shape = sm90::DefaultLogitsShape<P, Query, Heads, NextN>>
-Outcome run_case(const LogitsCase& c, int sms) {
-  const OnDevice<std::uint8_t> memory(c.memory), queries(c.queries);
-  const OnDevice<float> weights(c.weights);
-  const OnDevice<std::int32_t> table(c.table), lengths(c.lengths);
-  const OnDevice<std::uint32_t> logits(std::vector<std::uint32_t>(static_cast<std::size_t>(c.batch * c.next_n) * static_cast<std::size_t>(c.logits_stride), sentinel));
-  const OnDevice<unsigned long long> counts(std::vector<unsigned long long>(2, 0));
+Outcome run_case(const LogitsCase& c, const std::byte* pages, int sms) {
+  const DeviceArray<std::uint8_t> queries(c.queries);
+  const DeviceArray<float> weights(c.weights);
+  const DeviceArray<std::int32_t> table(c.table), lengths(c.lengths);
+  const DeviceArray<std::uint32_t> logits(std::vector<std::uint32_t>(static_cast<std::size_t>(c.batch * c.next_n) * static_cast<std::size_t>(c.logits_stride), sentinel));
+  const DeviceArray<unsigned long long> counts(std::vector<unsigned long long>(2, 0));
   sm90::LogitsArguments a;
-  a.pages = reinterpret_cast<const std::byte*>(memory.get());
+  a.pages = pages;
   a.page_stride = c.page_stride;
   a.page_count = c.pages;
   a.batch = c.batch;
-  a.queries = queries.get();
-  a.weights = weights.get();
-  a.page_table = table.get();
+  a.queries = queries.data();
+  a.weights = weights.data();
+  a.page_table = table.data();
   a.table_stride = c.table_stride;
   a.table_width = c.table_stride;
-  a.lengths = lengths.get();
+  a.lengths = lengths.data();
   a.lengths_per_query = c.lengths_per_query;
-  a.logits = reinterpret_cast<float*>(logits.get());
+  a.logits = reinterpret_cast<float*>(logits.data());
   a.logits_stride = c.logits_stride;
-  a.bad_pages = counts.get();
-  a.nan_logits = counts.get() + 1;
+  a.bad_pages = counts.data();
+  a.nan_logits = counts.data() + 1;
   cudaError_t launched = cudaSuccess;
   if constexpr (std::is_same_v<Shape, Portable>) {
     launched = sm80::launch_logits<P, Query, Heads, NextN>(a, sms, nullptr);
@@ -98,13 +78,17 @@ Outcome run_case(const LogitsCase& c, int sms) {
     launched = sm90::launch_logits<P, Query, Heads, NextN, Shape>(a, sms, nullptr);
   }
   CHECK_MESSAGE(launched == cudaSuccess, cudaGetErrorString(launched));
-  const cudaError_t ran = cudaDeviceSynchronize();
-  REQUIRE_MESSAGE(ran == cudaSuccess, cudaGetErrorString(ran));
   Outcome outcome;
-  outcome.bits = logits.back();
-  outcome.bad_pages = counts.back()[0];
-  outcome.nan_logits = counts.back()[1];
+  outcome.bits = logits.read();
+  outcome.bad_pages = counts.read()[0];
+  outcome.nan_logits = counts.read()[1];
   return outcome;
+}
+
+template <class P, Element Query, int Heads, int NextN, class Shape = sm90::DefaultLogitsShape<P, Query, Heads, NextN>>
+Outcome run_case(const LogitsCase& c, int sms) {
+  const DeviceArray<std::uint8_t> memory(c.memory);
+  return run_case<P, Query, Heads, NextN, Shape>(c, reinterpret_cast<const std::byte*>(memory.data()), sms);
 }
 
 inline double worst_seen = 0;
