@@ -12,40 +12,16 @@
 #include <doctest/doctest.h>
 
 #include <kvire/kernel/top_k.cuh>
+#include <tests/support/device_rows.hpp>
 #include <tests/support/golden.hpp>
-#include <tests/support/score_rows.hpp>
 
 namespace {
 
-using kvire::body::TopKArgs;
 using namespace kvire_test;
-
-void check(cudaError_t error) { REQUIRE_MESSAGE(error == cudaSuccess, cudaGetErrorString(error)); }
-
-// An array on the device.
-template <class T>
-class Device {
- public:
-  explicit Device(std::size_t n) : n_(n) { check(cudaMalloc(&p_, std::max<std::size_t>(n, 1) * sizeof(T))); }
-  explicit Device(const std::vector<T>& v) : Device(v.size()) { check(cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice)); }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-  ~Device() { cudaFree(p_); }
-  T* get() { return p_; }
-  std::vector<T> read() {
-    std::vector<T> v(n_);
-    check(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-
- private:
-  T* p_ = nullptr;
-  std::size_t n_;
-};
 
 bool clusters() {
   int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   return major >= 9;
 }
 
@@ -62,22 +38,11 @@ std::string name(const kvire::TopKShape& s) {
 }
 
 std::vector<std::int32_t> select(const Rows& in, int k, const kvire::TopKShape& shape, bool by_score = false, kvire::TopKCounts* counted = nullptr) {
-  Device<float> scores(in.scores);
-  Device<std::int32_t> lengths(in.lengths);
-  Device<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(in.rows) * std::size_t(k), 123456));
-  Device<kvire::TopKCounts> counts(std::vector<kvire::TopKCounts>(1));
-  TopKArgs args;
-  args.scores = scores.get();
-  args.stride = in.stride;
-  args.lengths = lengths.get();
-  args.batch = in.rows;
-  args.k = k;
-  args.selected = selected.get();
-  args.order = by_score ? kvire::TopKOrder::by_score : kvire::TopKOrder::by_position;
-  check(kvire::launch_top_k(args, counted != nullptr ? counts.get() : nullptr, nullptr, shape));
-  check(cudaDeviceSynchronize());
-  if (counted != nullptr) *counted = counts.read()[0];
-  return selected.read();
+  const DeviceRows rows(in, k, by_score);
+  const DeviceCounts<kvire::TopKCounts> counts;
+  cuda_ok(kvire::launch_top_k(rows.args, counted != nullptr ? counts.data() : nullptr, nullptr, shape));
+  if (counted != nullptr) *counted = counts.value();
+  return rows.selected.read();
 }
 
 // Runs every shape; one message per failing row.
@@ -206,53 +171,18 @@ TEST_CASE("cuda top-k: by score") {
 }
 
 TEST_CASE("cuda top-k: pages that are -1 or bad are never selected; positions become slots") {
-  const int tokens = 64;
   for (const int length : {1000, 8000, 50000}) {
-    const Rows in = make(Kind::normal, 2, length, 11);
-    const int pages = (length + tokens - 1) / tokens;
-    std::vector<std::int32_t> table;
-    std::vector<std::vector<char>> masked(2, std::vector<char>(std::size_t(length)));
-    std::int64_t bad = 0;
-    for (int r = 0; r < 2; ++r) {
-      for (int i = 0; i < pages; ++i) {
-        const int id = i % 5 == 2 ? -1 : i % 11 == 7 ? 0x7FFFFFFF : (i * 7 + r) % 5000;
-        table.push_back(id);
-        bad += id == 0x7FFFFFFF ? 1 : 0;
-        if (id < 0 || id >= 5000) {
-          for (int j = i * tokens; j < std::min(length, (i + 1) * tokens); ++j) masked[std::size_t(r)][std::size_t(j)] = 1;
-        }
-      }
-    }
+    const PagedRows in(make(Kind::normal, 2, length, 11));
+    const std::int64_t bad = std::count(in.table.begin(), in.table.end(), 0x7FFFFFFF);
     for (const bool translate : {false, true}) {
       for (const int k : {1, 512, 2048}) {
+        const auto want = expected(in, k, translate);
         for (const auto& shape : shapes()) {
-          Device<float> scores(in.scores);
-          Device<std::int32_t> lengths(in.lengths), page_table(table);
-          Device<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(2 * k), 123456));
-          Device<kvire::TopKCounts> counts(std::vector<kvire::TopKCounts>(1));
-          TopKArgs args;
-          args.scores = scores.get();
-          args.stride = in.stride;
-          args.lengths = lengths.get();
-          args.batch = 2;
-          args.k = k;
-          args.selected = selected.get();
-          args.page_table = page_table.get();
-          args.max_pages = pages;
-          args.tokens_per_page = tokens;
-          args.page_count = 5000;
-          args.translate = translate;
-          check(kvire::launch_top_k(args, counts.get(), nullptr, shape));
-          check(cudaDeviceSynchronize());
-          const auto got = selected.read();
-          CHECK(counts.read()[0].bad_pages == bad);
-          for (int r = 0; r < 2; ++r) {
-            auto want = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), length, k, false, masked[std::size_t(r)]);
-            for (auto& i : want) {
-              if (translate && i >= 0) i = table[std::size_t(r * pages + i / tokens)] * tokens + i % tokens;
-            }
-            CHECK_MESSAGE(std::equal(want.begin(), want.end(), got.begin() + std::ptrdiff_t(r) * k), name(shape) << " length " << length << " k " << k);
-          }
+          const DeviceRows rows(in, k, translate);
+          const DeviceCounts<kvire::TopKCounts> counts;
+          cuda_ok(kvire::launch_top_k(rows.args, counts.data(), nullptr, shape));
+          CHECK_MESSAGE(rows.selected.read() == want, name(shape) << " length " << length << " k " << k);
+          CHECK(counts.value().bad_pages == bad);
         }
       }
     }
@@ -272,7 +202,7 @@ TEST_CASE("cuda top-k: the same on 20 runs, alone and in any batch") {
 }
 
 TEST_CASE("cuda top-k: refused and empty requests") {
-  TopKArgs args;
+  kvire::body::TopKArgs args;
   args.k = 2049;
   args.batch = 1;
   CHECK(kvire::launch_top_k(args, nullptr, nullptr, {}) == cudaErrorInvalidValue);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 // Rows of scores of many distributions, and what a top-k of them must be.
@@ -83,6 +84,42 @@ inline Rows make(Kind kind, int rows, int length, unsigned seed) {
     for (int i = length; i < in.stride; ++i) x[i] = i % 2 == 0 ? INFINITY : NAN;  // beyond the length: must not be read
   }
   return in;
+}
+
+/// Rows on pages of which some are none and some not of the pool: their positions are never selected.
+struct PagedRows {
+  static constexpr int tokens = 64;  // of a page
+  static constexpr int pool = 5000;  // pages
+
+  explicit PagedRows(Rows in) : rows(std::move(in)), pages((*std::max_element(rows.lengths.begin(), rows.lengths.end()) + tokens - 1) / tokens) {
+    for (int r = 0; r < rows.rows; ++r) {
+      for (int p = 0; p < pages; ++p) table.push_back(p % 5 == 2 ? -1 : p % 11 == 7 ? 0x7FFFFFFF : (p * 7 + r) % pool);
+    }
+  }
+  std::int32_t page(int row, int position) const { return table[std::size_t(row * pages + position / tokens)]; }
+  /// The rows with NaN where no page of the pool is.
+  Rows candidates() const {
+    Rows left = rows;
+    for (int r = 0; r < left.rows; ++r) {
+      for (int i = 0; i < left.lengths[std::size_t(r)]; ++i) {
+        if (page(r, i) < 0 || page(r, i) >= pool) left.scores[std::size_t(r) * std::size_t(left.stride) + std::size_t(i)] = NAN;
+      }
+    }
+    return left;
+  }
+
+  Rows rows;
+  int pages;  // of a row
+  std::vector<std::int32_t> table;
+};
+
+/// `translate`: slots of the pool in place of positions.
+inline std::vector<std::int32_t> expected(const PagedRows& in, int k, bool translate) {
+  auto want = expected(in.candidates(), k);
+  for (std::size_t i = 0; translate && i < want.size(); ++i) {
+    if (want[i] >= 0) want[i] = in.page(int(i) / k, want[i]) * PagedRows::tokens + want[i] % PagedRows::tokens;
+  }
+  return want;
 }
 
 inline bool full() { return std::getenv("KVIRE_TEST_SMALL") == nullptr; }
