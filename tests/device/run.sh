@@ -10,6 +10,7 @@
 #   KVIRE_GOLDEN_DIR      the reference vectors
 #   KVIRE_STEPS           which of "tests sanitize bench", in this order (default: all three)
 #   KVIRE_SOAK_SECONDS    how long the soak of transfers runs beside the sanitizers (default: not)
+#   KVIRE_PROCESSES       how many sanitizers run at a time (default 16)
 #   KVIRE_STEP_SECONDS    limit of one line of the table (default 900)
 #   KVIRE_LOGS            where the complete outputs go (default: build/device)
 #
@@ -18,6 +19,7 @@ set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 steps=" ${KVIRE_STEPS:-tests sanitize bench} "
 limit=${KVIRE_STEP_SECONDS:-900}
+processes=${KVIRE_PROCESSES:-16}
 soak=${KVIRE_SOAK_SECONDS:-}
 unset KVIRE_SOAK_SECONDS  # only the soak itself is to be long
 logs=${KVIRE_LOGS:-build/device}
@@ -56,28 +58,44 @@ row() {
   cat "$file.row"
 }
 
-# Groups of test cases, so that one line tells something soon. What holds a host function cannot run under the sanitizers, which wait for
-# each launch.
-transfers='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
-logits='*logits*'
-group() {
-  case $1 in
-    transfers) printf '%s\n' "--test-case=$transfers" ;;
-    logits) printf '%s\n' "--test-case=$logits" ;;
-    others) printf '%s\n' "--test-case-exclude=$transfers,$logits" ;;
-  esac
+# Groups of test cases that the sanitizers take beside each other. A case is of the first group with a pattern for it. What holds a host function
+# (suite "held") cannot run under the sanitizers, which wait for each launch.
+groups=(transfers float64 selection top-k store logits others)
+declare -A patterns=(
+  [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
+  [float64]='*with float64*'
+  [selection]='*selection*,*kept scores*,*grouped top-k*'
+  [top-k]='*top-k*'
+  [store]='*store*,*gather*,*hot set*'
+  [logits]='*logits*'
+  [others]='*'
+)
+# filters [group]: what picks the cases of a group, or all that are in any; one argument of the test program a line.
+filters() {
+  local earlier="" name
+  echo --test-suite-exclude=held
+  [ $# = 0 ] && return
+  for name in "${groups[@]}"; do
+    [ "$name" = "$1" ] && break
+    earlier+=${earlier:+,}${patterns[$name]}
+  done
+  printf '%s\n' "--test-case=${patterns[$1]}" "--test-case-exclude=$earlier"
+}
+# cases [group]: their names.
+cases() {
+  local arguments
+  mapfile -t arguments < <(filters "$@")
+  "$folder/kvire_device_tests" --list-test-cases "${arguments[@]}" | grep -v -E '^(\[doctest\]|===|skipped: no CUDA)' | sort
 }
 sanitize() {
-  local tool=$1 options=() name
-  shift
+  local tool=$1 name=$2 options=() arguments
   case $tool in
     memcheck) options=(--report-api-errors no) ;;       # tests provoke some, and look at them
     synccheck) options=(--num-cuda-barriers 65536) ;;  # each page and tile under way has one of its own
   esac
-  for name in transfers others logits; do
-    KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" "$(group $name)" \
-      --test-suite-exclude=held --duration=true
-  done
+  mapfile -t arguments < <(filters "$name")
+  KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \
+    "${arguments[@]}" --duration=true
 }
 
 if [[ $steps == *" tests "* ]]; then
@@ -86,16 +104,20 @@ if [[ $steps == *" tests "* ]]; then
 fi
 if [[ $steps == *" sanitize "* ]]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
-  running=()
+  if [ -x "$folder/kvire_device_tests" ] && ! diff <(cases) <(for name in "${groups[@]}"; do cases "$name"; done | sort); then
+    echo "the groups do not hold every test case once" >&2
+    exit 1
+  fi
   if [ -n "$soak" ]; then
     KVIRE_SOAK_SECONDS=$soak row "soak" $((soak + 60)) "$folder/kvire_device_tests" "--test-case=cuda soak*" &
-    running+=($!)
   fi
-  for tool in memcheck racecheck initcheck synccheck; do
-    sanitize "$tool" &
-    running+=($!)
+  for tool in racecheck synccheck initcheck memcheck; do  # what takes longest comes first
+    for name in "${groups[@]}"; do
+      while [ "$(jobs -rp | wc -l)" -ge "$processes" ]; do wait -n; done
+      sanitize "$tool" "$name" &
+    done
   done
-  wait "${running[@]}"
+  wait
 fi
 if [[ $steps == *" bench "* ]]; then
   for program in "$folder"/kvire_bench_cuda_*; do

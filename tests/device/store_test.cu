@@ -219,17 +219,17 @@ Case whole_case(unsigned seed, std::int64_t n, bool prologue) {
 template <class P>
 void same_bits(bool prologue) {
   INFO(std::string(P::name), " prologue ", prologue);
-  constexpr std::size_t n = 210;  // no multiple of 7
-  const Case c = whole_case<P>(90, n - 1, prologue);
+  const std::size_t n = small_run() ? 59 : 209;  // rows; no multiple of 7
+  const Case c = whole_case<P>(90, std::int64_t(n), prologue);
   const OnDevice<P> device(c);
   const Outcome all = device.run();
-  CHECK(all.counts.stored == std::int64_t(n) - 1);
+  CHECK(all.counts.stored == std::int64_t(n));
   for (int run = 0; run < 20; ++run) CHECK(device.run(run % 2 == 0, run % 3 == 0).memory == all.memory);
   // Alone, and in batches of any size that start anywhere.
   for (const std::size_t part : {std::size_t(1), std::size_t(3), std::size_t(32), std::size_t(100)}) {
     const DeviceArray<std::byte> memory(poisoned<P>(c));
-    for (std::size_t at = 0; at < n - 1; at += part) {
-      device.queue(memory.data(), at, std::min(part, n - 1 - at), nullptr);
+    for (std::size_t at = 0; at < n; at += part) {
+      device.queue(memory.data(), at, std::min(part, n - at), nullptr);
       cuda_ok(cudaDeviceSynchronize());  // sanitizers keep memory for every launch under way
     }
     CHECK(memory.read() == all.memory);

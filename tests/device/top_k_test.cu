@@ -28,7 +28,7 @@ bool clusters() {
 std::vector<kvire::TopKShape> shapes() {
   std::vector<kvire::TopKShape> all = {{1024, 4, 1}, {1024, 8, 1}};
   if (clusters()) {
-    for (const int blocks : {2, 4, 8, 16}) all.insert(all.end(), {{1024, 4, blocks}, {1024, 8, blocks}});
+    for (const int blocks : full() ? std::vector<int>{2, 4, 8, 16} : std::vector<int>{2, 16}) all.insert(all.end(), {{1024, 4, blocks}, {1024, 8, blocks}});
   }
   return all;
 }
