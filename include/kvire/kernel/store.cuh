@@ -4,6 +4,7 @@
 #include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/cuda/warp_group.cuh>
 #include <kvire/kernel/store_prologue.cuh>
+#include <kvire/kernel/store_write.cuh>
 
 /// The CUDA store: the bytes of body::store, by two kernels.
 ///   - Rows that divide into stripes of 64 elements, each of one field, take eight lanes each: a lane owns eight elements of every stripe, so

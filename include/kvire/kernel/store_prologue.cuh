@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/store_stripes.cuh>
+#include <kvire/kernel/store_encode.cuh>
 
 /// The prologue of a store on eight lanes a row, with the bits of the host's 32.
 
