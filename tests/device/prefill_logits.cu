@@ -18,7 +18,7 @@ namespace {
 
 bool small() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 bool hopper() {
-  if (kvire::detail::logits_code(0).hopper) return true;
+  if (kvire::detail::device_code(0).hopper) return true;
   MESSAGE("skipped: not a Hopper GPU");
   return false;
 }

@@ -82,7 +82,7 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
 
 TEST_CASE("cuda selection: the slots of logits and top-k one after the other") {
   std::mt19937 random{5};
-  const bool hopper = kvire::detail::logits_code(0).hopper;
+  const bool hopper = kvire::detail::device_code(0).hopper;
   const bool small = std::getenv("KVIRE_TEST_SMALL") != nullptr;
   const int pages = small ? 12 : 160;
   for (const KernelChoice kernel : {KernelChoice::automatic, KernelChoice::tuned}) {

@@ -70,7 +70,7 @@ bool queue_tuned_prefill(TunedPrefill<Heads>, const body::PrefillLogitsArgs<P>& 
     const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
     const bool paged = args.page_table != nullptr;
     int processors = 0;
-    if (!logits_code(device).hopper) {
+    if (!device_code(device).hopper) {
       reason = "device " + std::to_string(device) + " does not run code for sm_90a, or the program has none";
     } else if (args.heads != Heads) {
       reason = "there are " + std::to_string(args.heads) + " heads, it is built for " + std::to_string(Heads);

@@ -64,7 +64,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
   } else {
     const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
     int processors = 0;
-    if (!logits_code(device).hopper || args.heads != Heads || (!memory.everywhere && !tuned_selection_pays(top))) return false;
+    if (!device_code(device).hopper || args.heads != Heads || (!memory.everywhere && !tuned_selection_pays(top))) return false;
     if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) return false;
     if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return false;
     sm90::LogitsArguments a = tuned_arguments(args, options.logits_counts);

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 
 #include <kvire/kernel/choice.hpp>
+#include <kvire/kernel/cuda/device_code.cuh>
 #include <kvire/kernel/generic_sparse_logits.cuh>
 #include <kvire/kernel/sm80_sparse_logits.cuh>
 #include <kvire/kernel/sm90_sparse_logits.cuh>
@@ -74,49 +74,6 @@ constexpr bool portable_serves() {
   }
 }
 
-/// Uses much shared memory where it is compiled for sm_90a and none elsewhere: its attributes tell which of the two a device has got.
-template <int Bytes>
-__global__ void sm90a_probe_kernel(int* out) {
-#if KVIRE_SM90A
-  __shared__ int marker[Bytes / sizeof(int)];
-  marker[threadIdx.x] = out[threadIdx.x];
-  __syncthreads();
-  out[threadIdx.x] = marker[out[threadIdx.x]];
-#else
-  (void)out;
-#endif
-}
-
-/// What a device runs of the code that this program has.
-struct LogitsCode {
-  bool hopper = false;    // code for sm_90a
-  bool portable = false;  // code for sm_80 or newer
-};
-
-inline LogitsCode ask_logits_code(int device) {
-  constexpr int bytes = 4096;
-  int major = 0;
-  int minor = 0;
-  cudaFuncAttributes attributes{};
-  const bool known = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-                     cudaFuncGetAttributes(&attributes, sm90a_probe_kernel<bytes>) == cudaSuccess;
-  (void)cudaGetLastError();
-  return {known && major == 9 && minor == 0 && attributes.sharedSizeBytes >= bytes, known && major >= 8 && attributes.ptxVersion >= 80};
-}
-/// The answer is asked for once a device.
-inline LogitsCode logits_code(int device) {
-  static std::atomic<int> known[64];  // 0: not asked yet
-  std::atomic<int>& cached = known[device & 63];
-  int answer = cached.load(std::memory_order_relaxed);
-  if (answer == 0 || device > 63) {
-    const LogitsCode code = ask_logits_code(device);
-    answer = 1 | (code.hopper ? 2 : 0) | (code.portable ? 4 : 0);
-    cached.store(answer, std::memory_order_relaxed);
-  }
-  return {(answer & 2) != 0, (answer & 4) != 0};
-}
-
 inline sm90::LogitsArguments tuned_arguments(const body::SparseLogitsArgs& args, LogitsCounts* counts) {
   sm90::LogitsArguments a;
   a.pages = args.pages;
@@ -163,7 +120,7 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
   } else {
     int processors = 0;
     int shared = 0;
-    const LogitsCode code = logits_code(device);
+    const DeviceCode code = device_code(device);
     if (!code.hopper && !code.portable) {
       reason = "device " + std::to_string(device) + " runs neither code for sm_90a nor for sm_80, or the program has none";
     } else if (args.heads != Heads) {
