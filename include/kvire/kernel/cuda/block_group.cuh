@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/group.hpp>
+#include <kvire/kernel/cuda/warp_group.cuh>
 #include <kvire/kernel/tuning.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -21,11 +21,7 @@ struct BlockGroup {
   Exchange* exchange;
 
   template <class T>
-  struct Lanes {
-    T value;  // whatever lane is asked for: a lane asks for its own, or for a value that all hold
-    KVIRE_HD T& operator[](int) { return value; }
-    KVIRE_HD const T& operator[](int) const { return value; }
-  };
+  using Lanes = ThreadValue<T>;
 
   // Host-device, because bodies are: nvcc checks their host side too. Only the device side is ever run.
   template <class F>
@@ -65,7 +61,7 @@ struct BlockGroup {
 
 /// As `reduce` of any group, in the same tree: lane distance 1 first.
 template <int Size, class T, class Op>
-KVIRE_HD void reduce([[maybe_unused]] BlockGroup<Size> g, [[maybe_unused]] T& x, [[maybe_unused]] Op op) {
+KVIRE_HD void reduce([[maybe_unused]] BlockGroup<Size> g, [[maybe_unused]] ThreadValue<T>& x, [[maybe_unused]] Op op) {
 #if KVIRE_DEVICE_PASS
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) x.value = op(x.value, __shfl_xor_sync(~0U, x.value, distance));
@@ -77,31 +73,30 @@ KVIRE_HD void reduce([[maybe_unused]] BlockGroup<Size> g, [[maybe_unused]] T& x,
 
 /// As `scan_sum` of any group.
 template <int Size, class T>
-KVIRE_HD auto scan_sum([[maybe_unused]] BlockGroup<Size> g, T& x) {
-  auto total = x.value;
+KVIRE_HD T scan_sum([[maybe_unused]] BlockGroup<Size> g, ThreadValue<T>& x) {
+  T total = x.value;
 #if KVIRE_DEVICE_PASS
-  using Value = decltype(total);
   const unsigned lane = threadIdx.x % 32;
-  const auto inclusive = [lane](Value v) {
+  const auto inclusive = [lane](T v) {
 #pragma unroll
     for (unsigned distance = 1; distance < 32; distance *= 2) {
-      const Value below = __shfl_up_sync(~0U, v, distance);
+      const T below = __shfl_up_sync(~0U, v, distance);
       if (lane >= distance) v += below;
     }
     return v;
   };
-  const Value up_to = inclusive(x.value);
-  const Value warps = inclusive(g.of_warps(__shfl_sync(~0U, up_to, 31)));
+  const T up_to = inclusive(x.value);
+  const T warps = inclusive(g.of_warps(__shfl_sync(~0U, up_to, 31)));
   total = __shfl_sync(~0U, warps, g.warps - 1);
-  const Value before = __shfl_sync(~0U, warps, (threadIdx.x / 32 + 31) % 32);
-  x.value = up_to - x.value + (threadIdx.x < 32 ? Value(0) : before);
+  const T before = __shfl_sync(~0U, warps, (threadIdx.x / 32 + 31) % 32);
+  x.value = up_to - x.value + (threadIdx.x < 32 ? T(0) : before);
 #endif
   return total;
 }
 
 /// As `sync_any` of any group.
 template <int Size, class T>
-KVIRE_HD bool sync_any(BlockGroup<Size>, T x) {
+KVIRE_HD bool sync_any(BlockGroup<Size>, ThreadValue<T> x) {
 #if KVIRE_DEVICE_PASS
   return __syncthreads_or(x.value != 0) != 0;
 #else

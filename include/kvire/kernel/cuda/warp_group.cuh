@@ -5,16 +5,20 @@
 
 KVIRE_NAMESPACE_BEGIN
 
+/// The lanes' values where each lane is a thread: this thread's, whatever lane is asked for; a lane asks for its own, or for a value that all hold.
+template <class T>
+struct ThreadValue {
+  T value;
+  KVIRE_HD T& operator[](int) { return value; }
+  KVIRE_HD const T& operator[](int) const { return value; }
+};
+
 /// A full warp of a one-dimensional block (a multiple of 32 threads) as a lane group. All 32 lanes must reach each call.
 struct WarpGroup {
   static constexpr int size = 32;
 
   template <class T>
-  struct Lanes {
-    T value;  // whatever lane is asked for: a lane asks for its own, or for a value that all hold
-    KVIRE_HD T& operator[](int) { return value; }
-    KVIRE_HD const T& operator[](int) const { return value; }
-  };
+  using Lanes = ThreadValue<T>;
 
   // Host-device, because bodies are: nvcc checks their host side too. Only the device side is ever run.
   template <class F>
