@@ -4,7 +4,7 @@
 #
 #   bash tests/device/run.sh [folder]
 #
-# folder: where kvire_device_tests, kvire_device_fast_math_tests and kvire_bench_cuda_* lie. Without one they are built (presets cuda and
+# folder: where kvire_device_tests, kvire_device_{fast_math,old_code}_tests and kvire_bench_cuda_* lie. Without one they are built (presets cuda and
 # bench-cuda). What is not there is skipped and said to be.
 #
 #   KVIRE_GOLDEN_DIR      the reference vectors
@@ -28,7 +28,7 @@ rm -f "$logs"/*.row
 
 folder=${1:-}
 if [ -z "$folder" ]; then
-  { cmake --preset cuda && cmake --build build/cuda --target kvire_device_tests kvire_device_fast_math_tests; } >"$logs/build.log" 2>&1 || { tail -n 40 "$logs/build.log"; exit 1; }
+  { cmake --preset cuda && cmake --build build/cuda --target kvire_device_tests kvire_device_fast_math_tests kvire_device_old_code_tests; } >"$logs/build.log" 2>&1 || { tail -n 40 "$logs/build.log"; exit 1; }
   if [[ $steps == *" bench "* ]]; then
     { cmake --preset bench-cuda && cmake --build build/bench-cuda; } >>"$logs/build.log" 2>&1 || { tail -n 40 "$logs/build.log"; exit 1; }
   fi
@@ -101,6 +101,7 @@ sanitize() {
 if [[ $steps == *" tests "* ]]; then
   row "device tests" "$limit" "$folder/kvire_device_tests"
   row "device tests, fast math" "$limit" "$folder/kvire_device_fast_math_tests"
+  row "device tests, code for sm_80" "$limit" "$folder/kvire_device_old_code_tests"
 fi
 if [[ $steps == *" sanitize "* ]]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/cuda/device_code.cuh>
 #include <kvire/kernel/cuda/page_limit.cuh>
 #include <kvire/kernel/store.cuh>
 #include <kvire/kernel/store.hpp>
@@ -29,7 +30,7 @@ Status store(Rows rows, const std::int64_t* slots, const Lease& lease, Stream<Cu
         args.prologue = options.prologue;
         const cudaError_t error = detail::with_limit(slots, rows.count, P::tokens_per_page, lease, view.pages, native, [&](const std::int64_t* covered) {
           args.slots = covered;
-          return launch_store<P>(args, rows.count, options.counts, native, options.overlap);
+          return launch_store<P>(args, rows.count, options.counts, native, options.overlap && detail::device_code(stream.device()).overlap);
         });
         return detail::cuda_status(error, "store");
       },

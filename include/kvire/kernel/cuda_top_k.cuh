@@ -3,6 +3,7 @@
 
 #include <kvire/exec/cuda/stream.hpp>
 #include <kvire/kernel/choice.hpp>
+#include <kvire/kernel/cuda/device_code.cuh>
 #include <kvire/kernel/generic_top_k.cuh>
 #include <kvire/kernel/top_k.cuh>
 #include <kvire/kernel/top_k.hpp>
@@ -74,9 +75,9 @@ Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> length
   if (!tuned && options.kernel == KernelChoice::tuned) return Error{ErrorCode::unsupported, "top_k: the tuned kernel cannot serve this call: " + reason};
   cudaError_t error = cudaSuccess;
   if (tuned) {
-    const bool hopper = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
-    const auto shape = top_k_shape(std::int64_t(args.batch) * args.next_n, args.stride, attribute(cudaDevAttrMultiProcessorCount), hopper);
-    error = launch_top_k(args, options.counts, stream.native(), shape, options.overlap && hopper);
+    const bool sm90 = detail::device_code(stream.device()).overlap;  // the code that may overlap has clusters too
+    const auto shape = top_k_shape(std::int64_t(args.batch) * args.next_n, args.stride, attribute(cudaDevAttrMultiProcessorCount), sm90);
+    error = launch_top_k(args, options.counts, stream.native(), shape, options.overlap && sm90);
   } else {
     error = detail::queue_generic_top_k(args, options.counts, stream.native());
   }
