@@ -70,10 +70,13 @@ inline constexpr int threads = 256;
 /// From here on a lane's two rows keep memory busier, and below them one is sooner there.
 inline constexpr kstd::int64_t many_rows = 1 << 14;
 
+/// Threads that a multiprocessor has room for; more in a launch bound is a warning of the assembler, and no bound.
+inline constexpr int resident_threads = KVIRE_DEVICE_ARCH == 860 || KVIRE_DEVICE_ARCH == 870 || KVIRE_DEVICE_ARCH == 890 || KVIRE_DEVICE_ARCH >= 1200 ? 1536 : 2048;
+
 /// Rows of eight lanes, and blocks of a multiprocessor that there must be registers for: enough bytes have to be under way.
 template <int Rows, int Blocks>
 struct Shape {
-  static constexpr int rows = Rows, blocks = Blocks;
+  static constexpr int rows = Rows, blocks = Blocks * threads <= resident_threads ? Blocks : resident_threads / threads;
   static constexpr int block_rows = threads / lanes * Rows;
 };
 
