@@ -44,12 +44,13 @@ inline DeviceCode ask_device_code(int device) {
   return {known && major == 9 && minor == 0 && attributes.sharedSizeBytes >= bytes, known && major >= 8 && attributes.ptxVersion >= 80,
           known && major >= 9 && attributes.ptxVersion >= 90};
 }
-/// The answer is asked for once a device.
+/// The answer is asked for once a device, of the first 64.
 inline DeviceCode device_code(int device) {
   static std::atomic<int> known[64];  // 0: not asked yet
-  std::atomic<int>& cached = known[device & 63];
+  if (device < 0 || device >= 64) return ask_device_code(device);
+  std::atomic<int>& cached = known[device];
   int answer = cached.load(std::memory_order_relaxed);
-  if (answer == 0 || device > 63) {
+  if (answer == 0) {
     const DeviceCode code = ask_device_code(device);
     answer = 1 | (code.hopper ? 2 : 0) | (code.portable ? 4 : 0) | (code.overlap ? 8 : 0);
     cached.store(answer, std::memory_order_relaxed);
