@@ -43,10 +43,10 @@ KVIRE_HD void copy_vectors(G g, kstd::byte* to, const kstd::byte* from, kstd::in
 /// Everything that a page copy reads and writes: pages of one layer each, in the same layout.
 struct CopyPagesArgs {
   const kstd::byte* from = nullptr;  ///< page 0
-  kstd::int64_t from_stride = 0;
+  kstd::int64_t from_stride = 0;  ///< bytes from page to page
   kstd::int32_t from_pages = 0;
   kstd::byte* to = nullptr;  ///< page 0
-  kstd::int64_t to_stride = 0;
+  kstd::int64_t to_stride = 0;  ///< likewise
   kstd::int32_t to_pages = 0;
   const kstd::int32_t* from_ids = nullptr;  ///< [n]
   const kstd::int32_t* to_ids = nullptr;    ///< [n]

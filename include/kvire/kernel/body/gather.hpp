@@ -28,7 +28,7 @@ namespace body {
 template <LayoutPolicy P>
 struct GatherArgs {
   const kstd::byte* pages = nullptr;  ///< page 0 of one layer
-  kstd::int64_t page_stride = 0;
+  kstd::int64_t page_stride = 0;  ///< bytes
   kstd::int32_t page_count = 0;
 
   const kstd::int32_t* page_table = nullptr;  ///< [batch][max_pages]

@@ -9,10 +9,10 @@ namespace body {
 /// Everything that a token move reads and writes: pages of one layer each, in the same layout.
 struct MoveTokensArgs {
   const kstd::byte* from = nullptr;  ///< page 0
-  kstd::int64_t from_stride = 0;
+  kstd::int64_t from_stride = 0;  ///< bytes from page to page
   kstd::int32_t from_pages = 0;
   kstd::byte* to = nullptr;  ///< page 0
-  kstd::int64_t to_stride = 0;
+  kstd::int64_t to_stride = 0;  ///< likewise
   kstd::int32_t to_pages = 0;
   const kstd::int64_t* from_slots = nullptr;  ///< [n]: page * tokens_per_page + token
   const kstd::int64_t* to_slots = nullptr;    ///< [n]
@@ -42,8 +42,7 @@ KVIRE_HD void move_token(G g, kstd::byte* to_base, kstd::int64_t to_stride, kstd
 }
 
 /// The token-move body: work item `item` is one token, whose row in every plane moves from slot to slot; values, scales and padding inside
-/// the rows stay together. Slots written must be distinct and not be read in the
-/// same launch.
+/// the rows stay together. Slots written must be distinct and not be read in the same launch.
 template <LayoutPolicy P, LaneGroup G>
 KVIRE_HD CopyCounts move_tokens(G g, kstd::int64_t item, const MoveTokensArgs& args) {
   constexpr kstd::int64_t tokens = P::tokens_per_page;

@@ -34,7 +34,7 @@ struct StoreArgs {
   const kstd::int64_t* slots = nullptr;  ///< [n]: page * tokens_per_page + token; negative: the row is skipped
 
   kstd::byte* pages = nullptr;  ///< page 0 of one layer
-  kstd::int64_t page_stride = 0;
+  kstd::int64_t page_stride = 0;  ///< bytes
   kstd::int32_t page_count = 0;
   kstd::int32_t first_page = 1;  ///< pages below are dropped: 1 where page 0 is the null page, 0 where the caller owns it
 
