@@ -38,7 +38,14 @@ struct BundlePoolOptions {
   std::string name = {};                        ///< none: the side's
   std::optional<Bytes> budget = {};             ///< refuse to allocate more than this over all entries and spaces
   std::optional<AnyResource> memory = {};       ///< none: the backend's default for the side
+  std::optional<AnyResource> entry_memory[Bundle::entry_count] = {};  ///< of single entries, instead of `memory`; by memory_of
   std::optional<unsigned char> fill_on_free = {};
+
+  /// The memory of one entry: for latents that a hot set fetches, say, that of the host's side.
+  template <class Entry>
+  std::optional<AnyResource>& memory_of() {
+    return entry_memory[Bundle::template index_of<Entry>()];
+  }
 };
 
 /// References to pages of every space of a bundle, allocated together.
@@ -180,11 +187,12 @@ class BundlePool {
       }
       return ledgers_[index];
     };
+    const std::optional<AnyResource>& own = options.entry_memory[Bundle::template index_of<Entry>()];
     auto pool = pool_access::make_in<typename Entry::policy, Backend, Side>(ledger, {.layers = Entry::slots(options.layers),
                                                                                      .pages = options.pages.count[index],
                                                                                      .arrangement = options.arrangement,
                                                                                      .name = options.name + "." + Entry::name,
-                                                                                     .memory = options.memory,
+                                                                                     .memory = own ? own : options.memory,
                                                                                      .fill_on_free = options.fill_on_free});
     if (!pool.ok()) return pool.error();
     std::get<Bundle::template index_of<Entry>()>(entries_).emplace(std::move(pool).value());

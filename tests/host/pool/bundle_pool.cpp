@@ -133,6 +133,18 @@ TEST_CASE("bundle pool: a budget counts every entry and is never exceeded") {
   CHECK(pages_in<Fp4WithScale<64, 128>>(Bytes(1 << 20)).count == 240);
 }
 
+TEST_CASE("bundle pool: one entry's pages in memory of its own") {
+  Counting<HostMemory> all, own;
+  {
+    Device::Options options{.pages = pages(6, 4, 3), .layers = 4, .memory = AnyResource(all)};
+    options.memory_of<Model::C4Latent>() = AnyResource(own);
+    auto pool = Device::make(options).value();
+    CHECK(own.counts().live_bytes == pool.entry<Model::C4Latent>().bytes().count);
+    CHECK(all.counts().live_bytes == pool.bytes().count - own.counts().live_bytes);
+  }
+  CHECK(own.counts().live_bytes + all.counts().live_bytes == 0);
+}
+
 TEST_CASE("bundle pool: memory that runs out midway leaves nothing allocated") {
   Counting<HostMemory> counting({}, pages(6, 4, 3).bytes(4).count - 1);
   const auto refused = Device::make({.pages = pages(6, 4, 3), .layers = 4, .memory = AnyResource(counting)});
