@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -149,7 +148,7 @@ bool same(const Outcome& a, const Outcome& b) { return a.planes == b.planes && s
 
 template <class P>
 void random_shapes(unsigned first, int shapes) {
-  if (std::getenv("KVIRE_TEST_SMALL") != nullptr) shapes = 6;
+  if (small_run()) shapes = 6;
   for (int i = 0; i < shapes; ++i) {
     const unsigned seed = first + static_cast<unsigned>(i);
     const auto c = random_case<P>(seed);

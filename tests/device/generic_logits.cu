@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain sparse-logits kernel: the host's bits for every policy, and the reference vectors.
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 #include <string>
 
@@ -19,8 +18,6 @@ using namespace kvire;
 using namespace kvire_test;
 
 namespace {
-
-bool small() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 
 struct Answer {
   std::vector<float> scores;
@@ -93,7 +90,7 @@ template <class P>
 void check_policy() {
   INFO(std::string(P::name) << " of " << P::tokens_per_page);
   std::mt19937 random{7};
-  const int trials = small() ? 2 : P::dim > 128 ? 6 : 12;
+  const int trials = small_run() ? 2 : P::dim > 128 ? 6 : 12;
   for (int trial = 0; trial < trials; ++trial) {
     CaseShape shape;
     shape.batch = 1 + trial % 3;

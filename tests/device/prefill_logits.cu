@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill logits on the GPU: the plain kernel's bits are the host's, the tuned kernel's those of the tuned decode.
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 
 #include <doctest/doctest.h>
@@ -16,7 +15,6 @@ using namespace kvire_test;
 
 namespace {
 
-bool small() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 bool hopper() {
   if (kvire::detail::device_code(0).hopper) return true;
   MESSAGE("skipped: not a Hopper GPU");
@@ -88,7 +86,7 @@ template <class P>
 void check_plain(Element element) {
   INFO(std::string(P::name));
   std::mt19937 random{3};
-  for (int trial = 0; trial < (small() ? 2 : 6); ++trial) {
+  for (int trial = 0; trial < (small_run() ? 2 : 6); ++trial) {
     const int holes = trial % 2 == 0 ? 0 : 30;
     const auto c = random_prefill<P>(1 + 5 * trial, 3, 4, element, holes, random);
     const auto want = decoded(c);
@@ -103,10 +101,10 @@ void check_tuned(Element element, double tolerance) {
   INFO(std::string(P::name) << " of " << P::tokens_per_page);
   std::mt19937 random{17};
   double worst = 0;
-  for (int trial = 0; trial < (small() ? 2 : 12); ++trial) {
+  for (int trial = 0; trial < (small_run() ? 2 : 12); ++trial) {
     const int holes = trial % 3 == 2 ? 20 : 0;
     const int rows = trial == 0 ? 1 : trial == 1 ? 8 : 1 + static_cast<int>(random() % 50);
-    const int most_pages = (small() ? 300 : 2000) / P::tokens_per_page;
+    const int most_pages = (small_run() ? 300 : 2000) / P::tokens_per_page;
     const auto c = random_prefill<P>(rows, 64, 1 + static_cast<int>(random() % static_cast<unsigned>(most_pages)), element, holes, random);
     const auto got = run(c, KernelChoice::tuned, true);
     CHECK(got.tuned);
@@ -180,9 +178,9 @@ TEST_CASE("cuda prefill logits: a row has the bits of a decode, alone and among 
   if (!hopper()) return;
   using P = Fp8WithScale<64, 128>;
   std::mt19937 random{23};
-  auto c = random_prefill<P>(37, 64, small() ? 6 : 40, Element::e4m3, 0, random);
+  auto c = random_prefill<P>(37, 64, small_run() ? 6 : 40, Element::e4m3, 0, random);
   const auto all = run(c, KernelChoice::tuned, true);
-  for (int i = 0; i < (small() ? 2 : 20); ++i) CHECK(differing(run(c, KernelChoice::tuned, i % 2 == 0).scores, all.scores) == 0);
+  for (int i = 0; i < (small_run() ? 2 : 20); ++i) CHECK(differing(run(c, KernelChoice::tuned, i % 2 == 0).scores, all.scores) == 0);
   for (const int first : {0, 1, 5, 20, 36}) {
     for (const int rows : {1, 3, 17}) {
       if (first + rows > c.rows()) continue;

@@ -60,14 +60,14 @@ row() {
 
 # Groups of test cases that the sanitizers take beside each other. A case is of the first group with a pattern for it. What holds a host function
 # (suite "held") cannot run under the sanitizers, which wait for each launch.
-groups=(transfers float64 selection top-k store logits others)
+groups=(transfers float64 kept logits top-k store others)
 declare -A patterns=(
   [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
   [float64]='*with float64*'
-  [selection]='*selection*,*kept scores*,*grouped top-k*'
+  [kept]='*kept scores*,*grouped top-k*'
+  [logits]='*selection:*,*logits*'
   [top-k]='*top-k*'
-  [store]='*store*,*gather*,*hot set*'
-  [logits]='*logits*'
+  [store]='*store*,*gather*'
   [others]='*'
 )
 # filters [group]: what picks the cases of a group, or all that are in any; one argument of the test program a line.
@@ -89,9 +89,10 @@ cases() {
 }
 sanitize() {
   local tool=$1 name=$2 options=() arguments
-  case $tool in
-    memcheck) options=(--report-api-errors no) ;;       # tests provoke some, and look at them
-    synccheck) options=(--num-cuda-barriers 65536) ;;  # each page and tile under way has one of its own
+  case $tool-$name in
+    memcheck-*) options=(--report-api-errors no) ;;  # tests provoke some, and look at them
+    synccheck-kept | synccheck-top-k | synccheck-store) ;;
+    synccheck-*) options=(--num-cuda-barriers 65536) ;;  # each page and tile under way has one of its own; 60 ms a launch
   esac
   mapfile -t arguments < <(filters "$name")
   KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \

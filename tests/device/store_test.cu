@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -179,8 +178,6 @@ Case random_case(unsigned seed, std::int64_t n, bool prologue) {
   for (std::int64_t i = 0; i < n; ++i) c.positions.push_back(random() % 16 == 0 ? std::int64_t(random() % 2) * 41 - 1 : std::int64_t(random() % 40));
   return c;
 }
-
-bool small_run() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 
 template <class P>
 void check_twin(const Case& c, unsigned seed) {

@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <vector>
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
 namespace kvire_test {
+
+/// Whether there are to be fewer and smaller cases, for sanitizers.
+inline bool small_run() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 
 inline void cuda_ok(cudaError_t error) { REQUIRE_MESSAGE(error == cudaSuccess, cudaGetErrorString(error)); }
 

@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include "device_array.hpp"
 
 // Rows of scores of many distributions, and what a top-k of them must be.
 
@@ -122,6 +123,6 @@ inline std::vector<std::int32_t> expected(const PagedRows& in, int k, bool trans
   return want;
 }
 
-inline bool full() { return std::getenv("KVIRE_TEST_SMALL") == nullptr; }
+inline bool full() { return !small_run(); }
 
 }  // namespace kvire_test
