@@ -235,9 +235,7 @@ void same_bits(bool prologue) {
 
 // Writes `to` long after the next kernel may start.
 __global__ void write_late(const std::uint32_t* from, std::uint32_t* to, std::int64_t n) {
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
-#endif
   for (const auto start = clock64(); clock64() - start < 1 << 20;) {
   }
   for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];

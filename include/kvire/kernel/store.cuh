@@ -84,10 +84,8 @@ template <LayoutPolicy P, Element E, bool WithPrologue, class Shape>
 __global__ __launch_bounds__(threads, Shape::blocks) void store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, bool vector,
                                                                        StoreCounts* counts) {
   using Split = Stripes<P>;
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::wait_for_earlier_grids();
   ptx::launch_dependents();
-#endif
   constexpr int warp_rows = 32 / lanes;
   const int lane = static_cast<int>(threadIdx.x % lanes);
   // The rows of a warp are neighbours; those of the same lanes are warp_rows apart.
@@ -177,10 +175,8 @@ inline constexpr int plain_threads = 256;
 
 template <LayoutPolicy P>
 __global__ __launch_bounds__(plain_threads) void plain_store_kernel(const __grid_constant__ body::StoreArgs<P> args, kstd::int64_t rows, StoreCounts* counts) {
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
-#endif
   const kstd::int64_t item = (kstd::int64_t(blockIdx.x) * plain_threads + threadIdx.x) / 32;
   StoreCounts mine;
   if (item < rows) mine = body::store<P>(WarpGroup{}, item, args);

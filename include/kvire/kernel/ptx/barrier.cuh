@@ -68,9 +68,18 @@ KVIRE_DEVICE KVIRE_INLINE bool elect() {
   return chosen != 0;
 }
 
-/// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible.
-KVIRE_DEVICE KVIRE_INLINE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-KVIRE_DEVICE KVIRE_INLINE void wait_for_earlier_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible. Nothing
+/// before sm_90, where kernels start in turn.
+KVIRE_DEVICE KVIRE_INLINE void launch_dependents() {
+#if KVIRE_DEVICE_ARCH >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+KVIRE_DEVICE KVIRE_INLINE void wait_for_earlier_grids() {
+#if KVIRE_DEVICE_ARCH >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 KVIRE_DEVICE KVIRE_INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
