@@ -28,9 +28,9 @@ KVIRE_DEVICE KVIRE_INLINE void make_codes(kstd::uint32_t at, int index) {
   ptx::store_shared(at + index * 8 + 4, high);
 }
 
-/// The same for e2m1 keys: rows `row` and `row` + 8, of which lane c of a quad owns block c. The blocks' exponents are taken relative to the token's largest, and that one,
-/// as the factor of the token this lane finishes, is returned. e4m3 operands hold magnitudes times 2^-8 to 2^6 exactly; `lost` says that a
-/// block lay below that.
+/// This lane's part of a tile of e2m1 keys as operand A: rows `row` and `row` + 8, of which lane c of a quad owns block c. The blocks' exponents are taken
+/// relative to the token's largest, and that one, as the factor of the token this lane finishes, is returned. e4m3 operands hold magnitudes times 2^-8 to
+/// 2^6 exactly; `lost` says that a block lay below that.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4], bool (&lost)[2], kstd::uint32_t stage, kstd::uint32_t codes, int row, int c) {
   constexpr int n = Plan::key_row / 16;  // words of a lane and key: 8 elements each
