@@ -2,8 +2,7 @@
 // Pages whose first byte lies at or beyond 2^31 and 2^32: products of page and stride in 32 bits would read foreign bytes. The pool is
 // address space of which only the named pages are ever touched.
 #include <tests/support/key_case.hpp>
-
-#include <sys/mman.h>
+#include <tests/support/sparse_memory.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,45 +15,29 @@ using namespace kvire_test;
 
 namespace {
 
-class SparseMemory {
- public:
-  explicit SparseMemory(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  ~SparseMemory() {
-    if (data_ != MAP_FAILED) munmap(data_, bytes_);
-  }
-  std::byte* data() const { return data_ == MAP_FAILED ? nullptr : static_cast<std::byte*>(data_); }
-
- private:
-  std::size_t bytes_;
-  void* data_;
-};
-
 // One row over the given pages of a pool; page i of the table holds keys of 1 + i. Pages where 32-bit products would land stay zero.
 template <class P>
 void check_pages(const std::vector<std::int32_t>& ids, std::int64_t page_stride) {
   const std::int32_t page_count = *std::max_element(ids.begin(), ids.end()) + 1;
-  const SparseMemory memory(page_stride * page_count);
-  if (memory.data() == nullptr) {
-    MESSAGE("skipped: no address space for " << page_count << " pages of " << page_stride << " bytes");
+  const auto memory = BasicBuffer<SparseMemory>::make({}, page_stride * page_count);
+  if (!memory.ok()) {
+    MESSAGE("skipped: " << memory.error().message);
     return;
   }
-  const ConstPageView<P> view{memory.data(), page_stride, page_count};
+  std::byte* const pages = memory.value().data();
+  const ConstPageView<P> view{pages, page_stride, page_count};
   for (std::size_t i = 0; i < ids.size(); ++i) {
     float row[P::dim];
     std::fill_n(row, P::dim, static_cast<float>(i + 1));
-    for (int t = 0; t < P::tokens_per_page; ++t) encode_row<P>(row, memory.data() + page_stride * ids[i], t);
+    for (int t = 0; t < P::tokens_per_page; ++t) encode_row<P>(row, pages + page_stride * ids[i], t);
   }
   const std::vector<float> query(P::dim, 1.0F), weight{1.0F};
-  const auto pages = static_cast<std::int64_t>(ids.size());
-  const std::vector<std::int32_t> length{static_cast<std::int32_t>(pages * P::tokens_per_page)};
+  const auto count = static_cast<std::int64_t>(ids.size());
+  const std::vector<std::int32_t> length{static_cast<std::int32_t>(count * P::tokens_per_page)};
   for (const SimdLevel level : levels()) {
     CAPTURE(name_of(level));
     std::vector<float> scores(static_cast<std::size_t>(length[0]), untouched);
-    sparse_logits<P>({query.data(), Element::f32, 1, 1, 1, P::dim}, {weight.data(), {1, 1, 1}}, assume_ready(view), {ids.data(), {1, pages}},
+    sparse_logits<P>({query.data(), Element::f32, 1, 1, 1, P::dim}, {weight.data(), {1, 1, 1}}, assume_ready(view), {ids.data(), {1, count}},
                      {length.data(), {1, 1}}, {scores.data(), {1, 1, length[0]}}, test_stream(), {.level = level})
         .value();
     test_stream().synchronize().value();
