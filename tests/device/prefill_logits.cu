@@ -7,19 +7,13 @@
 
 #include <kvire/kernel/prefill_logits.cuh>
 #include <kvire/layout/policies.hpp>
-#include <tests/support/device_array.hpp>
+#include <tests/support/gpu.hpp>
 #include <tests/support/prefill_case.hpp>
 
 using namespace kvire;
 using namespace kvire_test;
 
 namespace {
-
-bool hopper() {
-  if (kvire::detail::device_code(0).hopper) return true;
-  MESSAGE("skipped: not a Hopper GPU");
-  return false;
-}
 
 template <class Score>
 struct Answer {

@@ -14,20 +14,15 @@
 #include <kvire/kernel/top_k.cuh>
 #include <tests/support/device_rows.hpp>
 #include <tests/support/golden.hpp>
+#include <tests/support/gpu.hpp>
 
 namespace {
 
 using namespace kvire_test;
 
-bool clusters() {
-  int major = 0;
-  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  return major >= 9;
-}
-
 std::vector<kvire::TopKShape> shapes() {
   std::vector<kvire::TopKShape> all = {{1024, 4, 1}, {1024, 8, 1}};
-  if (clusters()) {
+  if (gpu_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
     for (const int blocks : full() ? std::vector<int>{2, 4, 8, 16} : std::vector<int>{2, 16}) all.insert(all.end(), {{1024, 4, blocks}, {1024, 8, blocks}});
   }
   return all;

@@ -9,7 +9,7 @@
 
 #include <kvire/kernel/sparse_logits.cuh>
 
-#include "device_array.hpp"
+#include "gpu.hpp"
 #include "logits_case.hpp"
 
 // The sparse-logits call on the CUDA backend, of a case in device memory.
@@ -83,13 +83,5 @@ class Leased {
   DeviceArray<std::int32_t> table_{c.table}, lengths_{c.lengths}, list_{blocks_.entries};
   kvire::Stream<kvire::Cuda> stream_ = kvire::Stream<kvire::Cuda>::make().value();
 };
-
-/// Whether this is a GPU that the Hopper kernel runs on.
-inline bool is_hopper() {
-  int major = 0, minor = 0;
-  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
-  return major == 9 && minor == 0;
-}
 
 }  // namespace kvire_test

@@ -11,8 +11,8 @@
 #include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
 
-#include "device_array.hpp"
 #include "golden.hpp"
+#include "gpu.hpp"
 #include "logits_case.hpp"
 
 // Runs a sparse-logits kernel on a case and compares it with float64.
@@ -22,20 +22,6 @@ namespace kvire_test {
 using namespace kvire;
 
 inline constexpr std::uint32_t sentinel = 0x7FC0DEAD;
-
-inline int multiprocessors() {
-  int n = 0;
-  REQUIRE(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess);
-  return n;
-}
-inline bool hopper() {
-  int major = 0, minor = 0;
-  REQUIRE(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
-  REQUIRE(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess);
-  if (major == 9 && minor == 0) return true;
-  MESSAGE("skipped: not a Hopper GPU");
-  return false;
-}
 
 /// In place of a shape: the kernel that runs on every GPU.
 struct Portable {};
