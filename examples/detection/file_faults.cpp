@@ -91,6 +91,15 @@ std::vector<Fault> file_faults() {
          event.complete();
          return status;
        }},
+      {"a page of a backup that failed goes to a file", "file tier", ErrorCode::failed,
+       [] {
+         Stored<Model> s;
+         auto event = Event<Host>::make("save");
+         const std::vector<HostPage> page{s.pages[0].id()};
+         { auto hold = s.pool.ledger<space::Full>().hold(page, PageUse::load, event); }
+         event.complete(Error{ErrorCode::failed, "injected"});
+         return s.put(s.key());
+       }},
       {"two processes that own one folder", "file tier", ErrorCode::busy,
        [] {
          Stored<Model> s;

@@ -21,6 +21,10 @@ Verdict adopt_with(const std::function<void(AdoptOptions&)>& change) {
   return status_of(adopt<P, Host>(options));
 }
 
+std::shared_ptr<FaultHooks> failing_copies(CopyDirection direction) {
+  return FaultHooks::make([direction](const CopyInfo& info) { return info.layer == 1 && info.direction == direction ? kvire::Fault::fail("injected") : kvire::Fault::none(); });
+}
+
 /// Restores pages under a fault of the copies of layer 1, through a step that reads both layers.
 Verdict restored(kvire::Fault fault) {
   auto armed = std::make_shared<std::atomic<bool>>(false);
@@ -91,6 +95,34 @@ std::vector<Fault> transfer_faults() {
          p.device_pages = p.device.allocate<space::Full>(2).value();
          return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(host, device))), p.stream));
        }},
+      {"a page of a load that failed, backed up by somebody who knows nothing of the load", "transfer", ErrorCode::failed,
+       [] {
+         Pools p(failing_copies(CopyDirection::host_to_device));
+         if (p.restore().value().wait().ok()) return missed("failure");
+         return status_of(p.save());
+       }},
+      {"a page of a backup that failed, loaded from", "transfer", ErrorCode::failed,
+       [] {
+         Pools p(failing_copies(CopyDirection::device_to_host));
+         if (p.save().value().wait().ok()) return missed("failure");
+         return status_of(p.restore());
+       }},
+      {"a page that a step was to write and did not, since a load of the step failed", "transfer", ErrorCode::failed,
+       [] {
+         Pools p(failing_copies(CopyDirection::host_to_device));
+         auto hold = CopyHold::make();
+         p.stream.launch([hold, never = std::make_shared<std::atomic<bool>>(false)] { (void)hold->hold(*never); });
+         auto own = p.device.allocate<space::Full>(1).value();
+         const std::vector<DevicePage> page{own[0].id()};
+         const Dependency<Host> loads[] = {p.restore().value()};
+         {
+           auto step = p.gate.begin(loads, p.compute).value();
+           launch(p.compute, [](auto) {}, step.write<Latent>(p.device, LayerId(1), page).value());
+         }
+         hold->release();
+         if (auto status = p.compute.synchronize(); !status.ok()) return missed("compute");
+         return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(std::vector{p.host_pages[0]}, own))), p.stream));
+       }},
       {"early reuse: pages freed while a copy still writes them", "pool", ErrorCode::exhausted,
        [] {
          auto hold = CopyHold::make();
@@ -132,6 +164,14 @@ std::vector<Fault> transfer_faults() {
          auto step = p.gate.begin({}, p.compute).value();
          const std::vector<DevicePage> pages{p.device_pages[0].id()};
          return status_of(step.write<Latent>(p.device, LayerId(0), pages));
+       }},
+      {"a page of a load that was dropped, read by a step that does not name the load", "gate", ErrorCode::failed,
+       [] {
+         Pools p;
+         { auto prepared = prepare_load(p.host, p.device, p.moves(), {.name = "restore"}).value(); }
+         auto step = p.gate.begin({}, p.compute).value();
+         const std::vector<DevicePage> pages{p.device_pages[0].id()};
+         return status_of(step.read<Latent>(p.device, LayerId(0), pages));
        }},
       {"a layer that does not keep the entry", "gate", ErrorCode::out_of_range,
        [] {

@@ -6,6 +6,8 @@
 
 #include <kvire/layout/policies.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
+#include <kvire/sync/gate.hpp>
+#include <kvire/sync/cuda/lease.hpp>
 #include <kvire/transfer/bundle.hpp>
 #include <kvire/transfer/transfer.cuh>
 #include <tests/support/cuda_pages.hpp>
@@ -177,4 +179,35 @@ TEST_CASE("cuda seals: of a whole bundle, beside digests") {
   const auto status = load(host, device, moves, stream, {.digest = true, .seals = seals}).value().wait(deadline_in(20s));
   REQUIRE_FALSE(status.ok());
   CHECK(contains(status.error().message, "seal of entry"));
+}
+
+TEST_CASE("cuda seals: what has read the pages before the verdict fails with it, and who comes later is refused") {
+  using P = Fp8WithScale<64, 128>;
+  Trip<P> trip;
+  auto compute = Stream<Cuda>::make({.name = "compute"}).value();
+  auto spare = trip.host.allocate(1).value();
+  auto own = trip.device.allocate(1).value();
+  const std::vector<DevicePage> pages{own[0].id()};
+  CHECK(trip.out().ok());
+  trip.at_host(0, 0, 5) ^= std::byte{1};
+  const auto ticket = trip.in();
+  const auto save = [&](const std::vector<PageRef<DevicePage>>& from) { return backup(trip.device, trip.host, plan(spare, from), trip.stream, {.name = "save"}); };
+  auto copied = save({trip.back[0]}).value();
+  Gate<Cuda> gate;
+  auto step = gate.begin({ticket}, compute).value();
+  CHECK(launch(compute, [](cudaStream_t, auto, auto) {}, step.read(trip.device, EntrySlot(0)).value(), step.write(trip.device, EntrySlot(0), pages).value()).ok());
+  CHECK(compute.synchronize(deadline_in(20s)).ok());
+  CHECK(copied.wait(deadline_in(20s)).error().code == ErrorCode::mismatch);
+  CHECK(ticket.wait(deadline_in(20s)).error().code == ErrorCode::mismatch);
+  CHECK(step.status().error().code == ErrorCode::mismatch);
+
+  for (const DevicePage page : {trip.back[0].id(), trip.back[2].id(), own[0].id()}) CHECK_FALSE(trip.device.ledger().readable(page).ok());
+  CHECK(contains(trip.device.ledger().readable(trip.back[0].id()).error().message, "transfer 'in' failed to write it"));
+  CHECK_FALSE(trip.host.ledger().readable(spare[0].id()).ok());
+  CHECK_FALSE(save({trip.back[0]}).ok());
+  CHECK_FALSE(save(own).ok());
+  trip.at_host(0, 0, 5) ^= std::byte{1};
+  CHECK(trip.in().wait(deadline_in(20s)).ok());
+  CHECK(save({trip.back[0]}).value().wait(deadline_in(20s)).ok());
+  CHECK(trip.host.ledger().readable(spare[0].id()).ok());
 }

@@ -5,61 +5,11 @@
 #include <mutex>
 #include <span>
 
-#include <kvire/base/sort.hpp>
-#include <kvire/exec/backend.hpp>
+#include <kvire/pool/failed_writes.hpp>
 #include <kvire/pool/ledger_core.hpp>
-#include <kvire/pool/work_stream.hpp>
+#include <kvire/pool/outside.hpp>
 
 KVIRE_NAMESPACE_BEGIN
-
-/// What a transfer or a kernel does to the pages it holds.
-enum class PageUse : unsigned char {
-  load,    ///< writes them
-  backup,  ///< reads them
-  store,   ///< a kernel writes them
-  read     ///< a kernel reads them
-};
-
-constexpr const char* name_of(PageUse use) {
-  switch (use) {
-    case PageUse::load: return "load";
-    case PageUse::backup: return "backup";
-    case PageUse::store: return "store";
-    case PageUse::read: return "read";
-  }
-  return "unknown";
-}
-
-/// True for work that changes the page.
-constexpr bool writes(PageUse use) { return use == PageUse::load || use == PageUse::store; }
-
-/// Place of a transfer among all transfers of the process, in the order they were prepared; 0 while its pages are still being collected.
-using TransferOrder = std::shared_ptr<const std::atomic<std::int64_t>>;
-
-/// Work that touches a page and has not been proven finished.
-template <class Backend>
-struct InFlight {
-  PageUse use = PageUse::load;
-  Event<Backend> event;
-  std::shared_ptr<WorkStream> stream = {};  ///< of a lease, which waits for what was held before it; none for other work
-  TransferOrder order = {};                 ///< of a transfer that was prepared; none for other work
-};
-
-/// Page ownership of another engine's allocator, so that its pages can be transferred and leased without copying its bookkeeping. Ids are
-/// that allocator's. All functions may be called from any thread, and none may wait for another thread that uses the ledger.
-///
-/// | expression | meaning |
-/// |---|---|
-/// | `a.pages()` | ids are below this |
-/// | `a.owners(page)` | owners of an id below `pages()`, those of `retain` included; 0: free |
-/// | `a.retain(page)`, `a.release(page)` | one owner more, one less; called around each transfer, `release` when it is proven finished |
-template <class A>
-concept OutsidePages = requires(A& a, std::int32_t page) {
-  static_cast<std::int32_t>(a.pages());
-  static_cast<std::int32_t>(a.owners(page));
-  a.retain(page);
-  a.release(page);
-};
 
 namespace detail {
 
@@ -80,16 +30,6 @@ struct Orphans {
   }
 };
 
-template <class Backend>
-struct Flight {
-  PageUse use;
-  Event<Backend> event;
-  std::vector<std::int32_t> pages;
-  std::shared_ptr<WorkStream> stream;
-  TransferOrder order;
-  bool dropped = false;
-};
-
 /// Core plus the transfers that hold pages. Those whose ticket has gone wait here, in the order they were dropped, until their event is final.
 template <class Backend>
 class LedgerState final : public LedgerCore {
@@ -105,17 +45,17 @@ class LedgerState final : public LedgerCore {
   };
   std::unique_ptr<OutsideOwner> outside;
 
-  Result<Flight<Backend>*> begin(const std::int32_t* page, std::size_t n, PageUse use, Event<Backend> event,
-                                 std::shared_ptr<WorkStream> stream, TransferOrder order) {
-    const bool alone = use == PageUse::store;
+  /// `pages`: ascending.
+  Result<Flight<Backend>*> begin(std::vector<std::int32_t> pages, InFlight<Backend> work) {
+    const bool alone = work.use == PageUse::store;
     if (outside) {
-      if (auto ok = retain_outside(page, n, alone); !ok.ok()) return ok.error();
-    } else if (auto ok = pin(page, n, alone); !ok.ok()) {
+      if (auto ok = retain_outside(pages.data(), pages.size(), alone); !ok.ok()) return ok.error();
+    } else if (auto ok = pin(pages.data(), pages.size(), alone); !ok.ok()) {
       return ok.error();
     }
-    auto* flight = new Flight<Backend>{use, std::move(event), std::vector<std::int32_t>(page, page + n), std::move(stream), std::move(order), false};
-    detail::sort(flight->pages);
+    auto* flight = new Flight<Backend>{std::move(work), std::move(pages)};
     std::lock_guard lock(mutex_);
+    flight->number = ++begun_;
     flights_.push_back(flight);
     return flight;
   }
@@ -138,19 +78,20 @@ class LedgerState final : public LedgerCore {
     std::vector<Flight<Backend>*> done;
     {
       std::lock_guard lock(mutex_);
-      bool blocked = false;
-      auto kept = flights_.begin();
-      for (auto it = flights_.begin(); it != flights_.end(); ++it) {
-        Flight<Backend>* const flight = *it;
-        const bool look = flight->dropped && (all || !blocked);
-        if (look && is_final(flight->event.query())) {
-          done.push_back(flight);
-        } else {
-          blocked = blocked || look;
-          *kept++ = flight;
-        }
+      bool found = false;
+      for (const auto* flight : flights_) {
+        if (!flight->dropped) continue;
+        const bool final = flight->ended || is_final(flight->work.event.query());
+        found = found || final;
+        if (!final && !all) break;
       }
-      flights_.erase(kept, flights_.end());
+      if (!found) return;
+      take_note();
+      std::erase_if(flights_, [&](Flight<Backend>* flight) {
+        const bool over = flight->dropped && flight->ended;
+        if (over) done.push_back(flight);
+        return over;
+      });
       dropped_ -= static_cast<int>(done.size());
     }
     for (Flight<Backend>* flight : done) finish(flight);
@@ -163,9 +104,9 @@ class LedgerState final : public LedgerCore {
     std::vector<InFlight<Backend>> found;
     if (!check_id(page).ok() || record(page).holds == 0) return found;
     std::lock_guard lock(mutex_);
+    take_note();
     for (const auto* flight : flights_) {
-      if (is_final(flight->event.query())) continue;
-      if (contains(flight->pages, page)) found.push_back({flight->use, flight->event, flight->stream, flight->order});
+      if (!flight->ended && contains(flight->pages, page)) found.push_back(flight->work);
     }
     return found;
   }
@@ -174,14 +115,35 @@ class LedgerState final : public LedgerCore {
   std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) {
     std::vector<std::pair<std::int32_t, InFlight<Backend>>> found;
     std::lock_guard lock(mutex_);
+    take_note();
     for (const auto* flight : flights_) {
-      if (is_final(flight->event.query())) continue;
+      if (flight->ended) continue;
       auto a = pages.begin();
       auto b = flight->pages.begin();
       while (a != pages.end() && b != flight->pages.end() && *a != *b) *a < *b ? void(++a) : void(++b);
-      if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, {flight->use, flight->event, flight->stream, flight->order}});
+      if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, flight->work});
     }
     return found;
+  }
+
+  /// What has left any of the pages (ascending) unwritten: each piece of work once, with the first of them. `reader`: see FailedWrites.
+  std::vector<FailedWrite<Backend>> failed_writes(std::span<const std::int32_t> pages, std::int64_t reader) {
+    std::vector<FailedWrite<Backend>> found;
+    std::lock_guard lock(mutex_);
+    take_note();
+    if (failed_.empty()) return found;
+    const auto current = [this](const auto& page) { return record(page.id).generation == page.generation; };
+    failed_.each_of(pages, flights_, identity(), reader, current, [&](std::int32_t page, const InFlight<Backend>& work) {
+      const std::string what = prefix(page) + "cannot be read: " + work.event.label() + " failed to write it, and nothing has since: ";
+      found.push_back({page, work.event, Error{ErrorCode::failed, what + work.event.status().error().message}});
+    });
+    return found;
+  }
+  /// Somebody knows that the pages (ascending) have been written.
+  void assume_written(const std::vector<std::int32_t>& pages) {
+    std::lock_guard lock(mutex_);
+    take_note();
+    failed_.forget([&](const auto& page) { return contains(pages, page.id); });
   }
 
   void add_handle() {
@@ -249,6 +211,45 @@ class LedgerState final : public LedgerCore {
     unanchor();
   }
 
+  const void* identity() const { return static_cast<const LedgerCore*>(this); }
+
+  // Under the mutex: takes note of flights that have ended, and of the pages that they have written or failed to write.
+  void take_note() {
+    std::vector<const Flight<Backend>*> wrote;
+    // Work on a page waits for what came before it there: once it is seen to have ended, all of that has, and has to be looked at again.
+    for (bool again = true; again;) {
+      again = false;
+      bool older = false;
+      for (auto* flight : flights_) {
+        if (flight->ended) continue;
+        const bool writer = writes(flight->work.use);
+        const EventState state = flight->work.event.query();
+        flight->ended = is_final(state);
+        older = older || (writer && !flight->ended);
+        if (!writer || !flight->ended) continue;
+        if (state == EventState::failed) {
+          add_failed(*flight);
+        } else {
+          wrote.push_back(flight);
+          again = again || older;
+        }
+      }
+    }
+    if (failed_.empty()) return;
+    for (const auto* flight : wrote) failed_.written(*flight, identity());
+  }
+  // A page without owners is as good as free: who gets it next has not been promised anything. Nobody else can get it while the flight holds it.
+  void add_failed(const Flight<Backend>& flight) {
+    if (flight.work.order && flight.work.order->load() == 0) return;  // refused, or withdrawn: nobody was told of it
+    failed_.forget([this](const auto& page) { return record(page.id).generation != page.generation; });
+    std::vector<typename FailedWrites<Backend>::Page> pages;
+    for (const std::int32_t page : flight.pages) {
+      const Record now = record(page);
+      if (external() || now.owners > 0) pages.push_back({page, now.generation});
+    }
+    failed_.add(flight, std::move(pages));
+  }
+
   void finish(Flight<Backend>* flight) {
     outside ? release_outside(flight->pages.data(), flight->pages.size()) : unpin(flight->pages.data(), flight->pages.size());
     delete flight;
@@ -281,6 +282,8 @@ class LedgerState final : public LedgerCore {
   std::recursive_mutex outside_mutex_;  // an allocator may drop a ledger from within `release`
   std::mutex mutex_;
   std::vector<Flight<Backend>*> flights_;
+  std::uint64_t begun_ = 0;
+  FailedWrites<Backend> failed_;
   std::atomic<int> dropped_{0};
   int handles_ = 0;
   bool orphaned_ = false;

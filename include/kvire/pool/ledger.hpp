@@ -27,8 +27,8 @@ class PageHold {
 
   explicit operator bool() const { return state_ != nullptr; }
   /// The event that proves the pages untouched. Requires a hold.
-  const Event<Backend>& event() const { return flight_->event; }
-  PageUse use() const { return flight_->use; }
+  const Event<Backend>& event() const { return flight_->work.event; }
+  PageUse use() const { return flight_->work.use; }
   /// The pages' ids, ascending.
   std::span<const std::int32_t> pages() const { return flight_ == nullptr ? std::span<const std::int32_t>() : std::span(flight_->pages); }
 
@@ -190,20 +190,19 @@ class PageLedger {
 
   // --- transfers ---
 
-  /// Pins owned pages, all or none, until `event` is final, and registers the work so that later writers can wait for it. The event may
-  /// still be unrecorded. `stream`, `order`: see InFlight. Errors: out_of_range, invalid_argument, duplicate as for ids in `release`; invalid_argument
-  /// for an empty event; busy, for
-  /// PageUse::store, if a page has further owners. An owner that joins later finds the hold.
-  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event, std::shared_ptr<WorkStream> stream = {},
-                    TransferOrder order = {}) {
-    if (!event.valid()) return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold with an empty event would never end"};
-    std::vector<std::int32_t> ids;
-    ids.reserve(pages.size());
-    for (PageId page : pages) ids.push_back(page.value);
-    auto flight = state_->begin(ids.data(), ids.size(), use, std::move(event), std::move(stream), std::move(order));
+  /// Pins owned pages, all or none, until the work's event is final, and registers the work so that later writers can wait for it. The event may still be
+  /// unrecorded. If it fails, pages that it was to write cannot be read until they are freed, or written after all (see failed_writes). Errors: out_of_range,
+  /// invalid_argument, duplicate as for ids in `release`; invalid_argument for an empty event; busy, for PageUse::store, if a page has further owners. An
+  /// owner that joins later finds the hold.
+  Result<Hold> hold(std::span<const PageId> pages, InFlight<Backend> work) { return hold(sorted(pages), std::move(work)); }
+  /// The same by ids, which must ascend.
+  Result<Hold> hold(std::vector<std::int32_t> ids, InFlight<Backend> work) {
+    if (!work.event.valid()) return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold with an empty event would never end"};
+    auto flight = state_->begin(std::move(ids), std::move(work));
     if (!flight.ok()) return flight.error();
     return Hold(state_, flight.value());
   }
+  Result<Hold> hold(std::span<const PageId> pages, PageUse use, Event<Backend> event) { return hold(pages, InFlight<Backend>{use, std::move(event)}); }
 
   /// Owners of a page: references and raw ids. 0 for a page that is free or draining, or no page at all.
   std::int32_t owners(PageId page) const {
@@ -216,6 +215,22 @@ class PageLedger {
   std::vector<InFlight<Backend>> in_flight(PageId page) const { return state_->in_flight(page.value); }
   /// The same for many pages (ids, ascending): each piece of work once, with the first of the pages that it touches, in the order they were held.
   std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) const { return state_->in_flight(pages); }
+
+  /// Which of the pages (ids, ascending) cannot be read, because a load or a store that was to write them has failed or was dropped: each piece of work
+  /// once, with the first of the pages. They can be when they have been freed, or when a transfer has written all that was to be written; behind a kernel
+  /// that did not run, also when one has run under a lease of the same slot. A page that such work is on its way to is not among them: it is waited for.
+  /// `reader`: the place of a transfer that is to read them, which work that was prepared later does not concern; 0: of whoever comes now.
+  std::vector<FailedWrite<Backend>> failed_writes(std::span<const std::int32_t> pages, std::int64_t reader = 0) const {
+    return state_->failed_writes(pages, reader);
+  }
+  /// Success if the page can be read, as far as transfers and leases say. Error failed: names pool, page, and the work that failed.
+  Status readable(PageId page) const {
+    auto failed = failed_writes(std::span(&page.value, 1));
+    return failed.empty() ? Status() : Status(std::move(failed.front().error));
+  }
+  /// The caller's word that failed work is made good: all of these pages has been written by other means, or an outside allocator has given them to
+  /// somebody new, of which the ledger cannot know.
+  void assume_written(std::span<const PageId> pages) { state_->assume_written(sorted(pages)); }
 
   // --- counts ---
 
@@ -249,6 +264,13 @@ class PageLedger {
     State::sweep_orphans();
   }
 
+  static std::vector<std::int32_t> sorted(std::span<const PageId> pages) {
+    std::vector<std::int32_t> ids;
+    ids.reserve(pages.size());
+    for (const PageId page : pages) ids.push_back(page.value);
+    detail::sort(ids);
+    return ids;
+  }
   static Error no_tables(const std::string& name, const Error& error) { return {error.code, "pool " + name + ", page ledger: " + error.message}; }
   Error exhausted(std::int64_t n) const {
     if (state_->external()) return {ErrorCode::unsupported, "pool " + name() + ": its pages are allocated by their owner, not by the pool"};

@@ -163,19 +163,22 @@ class BasicLedgerCore {
   /// that the pin is taken under, so no owner comes in between. The pin is an anchor.
   Status pin(const std::int32_t* page, std::size_t n, bool alone) {
     for (std::size_t i = 0; i < n; ++i) {
-      if (auto ok = check_id(page[i]); !ok.ok()) return ok;
+      if (page[i] <= null_page || page[i] >= pages_) return check_id(page[i]);
     }
+    // By local pointers: what is written here may be anything of this object, as far as a compiler knows.
+    Tables::Life* const lives = &at(0);
+    Tables::Rare* const rares = &rare(0);
     lock_.lock();
     for (std::size_t i = 0; i < n; ++i) {
-      const auto owners = static_cast<std::int32_t>(at(page[i]).owners);
+      const auto owners = static_cast<std::int32_t>(lives[page[i]].owners);
       if (external_ || (alone ? owners == 1 : owners > 0)) continue;
       const Error error = owners == 0 ? not_owned(page[i]) : shared(page[i], owners);
       lock_.unlock();
       return error;
     }
     for (std::size_t i = 0; i < n; ++i) {
-      ++rare(page[i]).holds;
-      at(page[i]).held = 1;
+      ++rares[page[i]].holds;
+      lives[page[i]].held = 1;
     }
     ++anchors_;
     lock_.unlock();
@@ -184,11 +187,15 @@ class BasicLedgerCore {
 
   /// Ends what `pin` began; pages whose owners have gone become free.
   void unpin(const std::int32_t* page, std::size_t n) {
+    Tables::Life* const lives = &at(0);
+    Tables::Rare* const rares = &rare(0);
     lock_.lock();
     for (std::size_t i = 0; i < n; ++i) {
-      if (--rare(page[i]).holds > 0) continue;
-      at(page[i]).held = 0;
-      if (at(page[i]).owners == 0 && !external_) {
+      if (--rares[page[i]].holds > 0) continue;
+      Tables::Life& life = lives[page[i]];
+      const bool owned = life.owners > 0;  // read first: a word read behind a write of one of its bytes waits for the write to reach the cache
+      life.held = 0;
+      if (!owned && !external_) {
         --draining_;
         make_free(page[i]);
       }

@@ -21,6 +21,10 @@ class WorkStream {
     return use_.compare_exchange_strong(seen, Use::counted_on) || seen == Use::counted_on;
   }
 
+  /// Some work has been queued; before that there is none that could do anything to the pages.
+  void begin() { begun_.store(true, std::memory_order_release); }
+  bool begun() const { return begun_.load(std::memory_order_acquire); }
+
   /// Some of the work is about to be queued on another stream. False: too late, others count on it that none is.
   bool leave() {
     Use seen = Use::alone;
@@ -31,6 +35,7 @@ class WorkStream {
   enum class Use : unsigned char { alone, counted_on, left };
   const void* const stream_;
   std::atomic<Use> use_{Use::alone};
+  std::atomic<bool> begun_{false};
 };
 
 KVIRE_NAMESPACE_END

@@ -17,8 +17,9 @@ namespace detail {
 template <HostTag Backend>
 class LeaseEnd<Backend> {
  public:
-  ~LeaseEnd() { (void)event_.complete(); }
-  /// An event that is pending from now on and complete when the lease has gone.
+  /// The lease has gone.
+  void finish(const Status& outcome, const std::shared_ptr<StepFailure>&) { (void)event_.complete(outcome); }
+  /// An event that is pending from now on and final when the lease has gone.
   Event<Backend> begin() {
     event_ = Event<Backend>::make("lease");
     (void)event_.mark_recorded();
@@ -54,14 +55,17 @@ void launch(Stream<Backend>& stream, F&& f, const Leases&... leases) {
   Status given;
   ((given.ok() ? void(given = kernel_access::given(leases)) : void()), ...);
   if (!given.ok()) return stream.launch([given] { return given; });
+  (kernel_access::queued(leases), ...);
   stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
     if (!(kernel_access::ready(leases) && ...)) return {};
+    Status status;
     if constexpr (std::is_same_v<decltype(f(views...)), Status>) {
-      return f(views...);
+      (void)(status = f(views...));  // nvcc takes the assignment for a value ignored
     } else {
       f(views...);
-      return {};
     }
+    if (status.ok()) (kernel_access::ran(leases), ...);
+    return status;
   });
 }
 

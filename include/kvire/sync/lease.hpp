@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,10 @@ class StepFailure {
     std::lock_guard lock(mutex_);
     later_.push_back(std::move(later));
   }
+  bool watching() const {
+    std::lock_guard lock(mutex_);
+    return !later_.empty();
+  }
   Status status() const {
     std::lock_guard lock(mutex_);
     for (auto& later : later_) {
@@ -62,7 +67,7 @@ struct LeaseWait {
   bool may_fail = false;  ///< only its end matters: a backup that failed has stopped reading
 };
 
-/// The end of a lease's kernels, as an event for transfers of its pages; specialised per backend (sync/host.hpp).
+/// The end of a lease's kernels, as an event for transfers of its pages; specialised per backend (sync/host.hpp). It fails if one of them did not run.
 template <class Backend>
 class LeaseEnd;
 
@@ -72,8 +77,15 @@ struct LeaseState {
   LeaseState() = default;
   LeaseState(const LeaseState&) = delete;
   LeaseState& operator=(const LeaseState&) = delete;
+  ~LeaseState() { end.finish(outcome(), any_page ? nullptr : failure); }
 
   Event<Backend> begin() { return end.begin(); }
+  /// Of kernels that write: whether all that were queued have run.
+  Status outcome() const {
+    if (ran.load() == queued.load()) return {};
+    const Status failed = failure ? failure->status() : Status();
+    return failed.ok() ? Status(Error{ErrorCode::failed, "a kernel of the lease did not run"}) : failed;
+  }
 
   std::shared_ptr<StepFailure> failure;  ///< none for assume_ready
   const void* stream = nullptr;          ///< where the waits are queued
@@ -84,7 +96,9 @@ struct LeaseState {
   std::vector<std::int32_t> pages;     ///< of a write lease, ascending
   std::shared_ptr<const void> memory;  ///< keeps the pool's bytes, and names the pool
   std::shared_ptr<void> hold;          ///< of the pages, where they are known
-  mutable LeaseEnd<Backend> end;       ///< declared last: ends first
+  mutable std::atomic<int> queued{0};  ///< kernels that write
+  mutable std::atomic<int> ran{0};     ///< of these
+  mutable LeaseEnd<Backend> end;
 };
 
 struct LeaseMaker;
@@ -196,6 +210,18 @@ struct kernel_access {
   template <class Lease>
   static bool ready(const Lease& lease) {
     return !lease.state_ || !lease.state_->failure || lease.state_->failure->status().ok();
+  }
+
+  /// Told by `launch`: a kernel of the lease has been queued, and has run. Of a write lease that ends before all of its kernels have run nobody can read the pages.
+  template <class P, class B, bool W>
+  static void queued(const Lease<P, B, W>& lease) {
+    if (!W || !lease.state_) return;
+    lease.state_->queued.fetch_add(1, std::memory_order_relaxed);
+    if (lease.state_->work) lease.state_->work->begin();
+  }
+  template <class P, class B, bool W>
+  static void ran(const Lease<P, B, W>& lease) {
+    if (W && lease.state_) lease.state_->ran.fetch_add(1, std::memory_order_relaxed);
   }
 
   /// Whether a page may be written under this lease; kernels skip and count the others.

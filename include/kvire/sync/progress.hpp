@@ -12,6 +12,7 @@
 
 #include <kvire/base/result.hpp>
 #include <kvire/exec/backend.hpp>
+#include <kvire/pool/extent.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -22,7 +23,7 @@ enum class LayerState : unsigned char {
 };
 
 /// What is known about one transfer, layer by layer: shared by the thread that issues it and everybody who waits for it. A layer here is a
-/// position in the order of the transfer; pools name the position of each of their entry slots (`cover`).
+/// position in the order of the transfer; pools name the position of each of their entry slots (`extent`).
 ///
 /// A wait never passes on what was not issued: an event that nobody recorded means nothing, so waiters block on the state first and on the
 /// event afterwards. A failure at position i fails waiters of i and all later positions; earlier ones pass.
@@ -40,18 +41,11 @@ class LoadProgress {
   /// Behind the last byte of the transfer; recorded when it is issued, failed if it never will be.
   const Event<Backend>& done() const { return done_; }
 
-  /// Says which position each entry slot of a pool has; -1 for slots that the transfer does not touch. Before anybody waits.
-  void cover(const void* pool, std::vector<int> position_of_slot) { covers_.push_back({pool, std::move(position_of_slot)}); }
-
+  /// Which entry slots of which pools it touches, by position. Filled before anybody waits.
+  PageExtent& extent() { return extent_; }
+  const PageExtent& extent() const { return extent_; }
   /// Position of a pool's slot, or -1 if this transfer does not touch it.
-  int position(const void* pool, int slot) const {
-    for (const Cover& cover : covers_) {
-      if (cover.pool == pool && slot >= 0 && static_cast<std::size_t>(slot) < cover.position_of_slot.size()) {
-        return cover.position_of_slot[static_cast<std::size_t>(slot)];
-      }
-    }
-    return -1;
-  }
+  int position(const void* pool, int slot) const { return extent_.position(pool, slot); }
 
   // --- the issuing side ---
 
@@ -150,11 +144,6 @@ class LoadProgress {
     LayerState state = LayerState::unissued;
     Event<Backend> event;
   };
-  struct Cover {
-    const void* pool;
-    std::vector<int> position_of_slot;
-  };
-
   template <class Done>
   bool wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline, Done done) const {
     if (deadline != no_deadline) return changed_.wait_until(lock, deadline, done);
@@ -176,7 +165,7 @@ class LoadProgress {
 
   const std::string name_;
   const std::vector<std::int32_t> labels_;
-  std::vector<Cover> covers_;
+  PageExtent extent_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::vector<Layer> layers_;

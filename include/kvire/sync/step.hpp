@@ -42,7 +42,8 @@ class Step {
 
   /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
   /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Further errors: busy if a load into
-  /// them has not been issued; those of PageLedger::hold.
+  /// them has not been issued; failed, naming page and work, if what was to write them failed and nothing has since (PageLedger::failed_writes), unless it
+  /// is a load that the step names and that brought this layer; those of PageLedger::hold.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
     auto lease = begin_lease(pool, slot);
@@ -150,7 +151,9 @@ class Step {
     detail::sort(ids);
     const Event<Backend> own = lease.begin();
     lease.work = std::make_shared<WorkStream>(lease.stream);
-    auto hold = ledger.hold(pages, use, own, lease.work);
+    InFlight<Backend> work{use, own, lease.work};
+    if (use == PageUse::store) work.extent = std::make_shared<PageExtent>(lease.memory.get(), slot.value);
+    auto hold = ledger.hold(pages, std::move(work));
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     for (const auto& [page, flight] : ledger.in_flight(ids)) {
@@ -159,7 +162,20 @@ class Step {
       const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page);
       if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
     }
+    if (use != PageUse::read) return {};
+    for (auto& failed : ledger.failed_writes(ids)) {
+      if (!arrived_before(failed.event, slot, lease)) return std::move(failed.error);
+    }
     return {};
+  }
+
+  // Whether a load that failed is one of the step's, and had brought this slot by then.
+  bool arrived_before(const Event<Backend>& failed, EntrySlot slot, const LeaseState& lease) const {
+    for (const auto& load : state_->loads) {
+      const int position = load->done() == failed ? load->position(lease.memory.get(), slot.value) : -1;
+      if (position >= 0 && load->known(position).ok()) return true;
+    }
+    return false;
   }
 
   // A transfer in flight: by its layer's event where the step names it, by the end of the whole transfer otherwise.

@@ -43,8 +43,8 @@ class FileTier {
   int layers() const { return layers_; }
   const std::string& name() const { return store_->options().name; }
 
-  /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final. With `seals` of the
-  /// pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
+  /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final; those that a transfer has
+  /// failed to write are refused (failed). With `seals` of the pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
   Event<Host> store(const RecordKey& key, const Pool& pool, Refs pages, std::shared_ptr<PageSeals> seals = {}) {
     auto shape = shape_;
     auto pointers = gather<const std::byte*>(pool, pages, shape);
@@ -196,7 +196,9 @@ class FileTier {
         return Error{ErrorCode::busy, name() + ": pool " + ledger.name() + ": host page " + std::to_string(page) + " is under a " + name_of(work.use)};
       }
     }
-    return {};
+    if (writes_pages) return {};
+    const auto unwritten = ledger.failed_writes(ids);
+    return unwritten.empty() ? Status() : Status(Error{unwritten.front().error.code, name() + ": " + unwritten.front().error.message});
   }
 
   template <class MakeConsumer>

@@ -48,7 +48,14 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
         gone = true;
       }
     }
-    (void)this->store(std::move(leaving));  // what could not be copied is counted, and stays
+    const TierPages asked = leaving;
+    if (this->store(std::move(leaving)).ok()) return gone;
+    // What could not be copied is counted, and stays, but for pages that work has failed to write: those have nothing that anybody could read.
+    for (const auto& [node, s] : asked) {
+      if (!this->cache_.has(node, s, CacheTier::device) || ledger_of(*this->pools_.device, s).readable(this->cache_.device(node, s).id()).ok()) continue;
+      give_up(node, s, CacheTier::device);
+      gone = true;
+    }
     return gone;
   }
 

@@ -97,6 +97,10 @@ PagePlan<Id<FirstTag>, Id<SecondTag>> plan(std::vector<Id<FirstTag>> first, std:
 template <class First, class Second>
 PagePlan<First, Second> plan(const std::vector<PageKey<First>>& first, const std::vector<PageKey<Second>>& second) {
   PagePlan<First, Second> p;
+  p.first.reserve(first.size());
+  p.first_generation.reserve(first.size());
+  p.second.reserve(second.size());
+  p.second_generation.reserve(second.size());
   for (const auto& key : first) {
     p.first.push_back(key.page);
     p.first_generation.push_back(key.generation);
@@ -111,6 +115,10 @@ PagePlan<First, Second> plan(const std::vector<PageKey<First>>& first, const std
 template <class First, class Second>
 PagePlan<First, Second> plan(const std::vector<PageRef<First>>& first, const std::vector<PageRef<Second>>& second) {
   PagePlan<First, Second> p;
+  p.first.reserve(first.size());
+  p.first_ledger.reserve(first.size());
+  p.second.reserve(second.size());
+  p.second_ledger.reserve(second.size());
   for (const auto& ref : first) {
     p.first.push_back(ref.id());
     p.first_ledger.push_back(ref.ledger());

@@ -33,6 +33,7 @@ class KVIRE_NODISCARD PreparedTransfer {
     if (this != &other) {
       drop();
       progress_ = std::move(other.progress_);
+      order_ = std::move(other.order_);
       shared_ = std::move(other.shared_);
       holds_ = std::move(other.holds_);
       earlier_ = std::move(other.earlier_);
@@ -47,6 +48,12 @@ class KVIRE_NODISCARD PreparedTransfer {
 
   /// For gates; shared, and valid after this object has gone.
   std::shared_ptr<LoadProgress<Backend>> progress() const { return progress_; }
+
+  /// Nothing has been queued, and nobody knows of it: dropped from now on, it leaves its pages as they were, to be read as before. Otherwise those that it was to
+  /// write cannot be read until they are written, or freed.
+  void withdraw() {
+    if (order_) order_->store(0);
+  }
 
   /// Queues the copies on `stream`, layer by layer with an event behind each, behind the events of TransferOptions::after and behind earlier
   /// work on the same pages (transfers, kernels with leases of these pages). Blocks for nothing. Errors, which leave the transfer as it was:
@@ -70,6 +77,7 @@ class KVIRE_NODISCARD PreparedTransfer {
     ticket.progress_ = std::move(progress_);
     ticket.shared_ = std::move(shared_);
     ticket.holds_ = std::move(holds_);
+    earlier_.clear();  // they know the pages by their holds
     return Result<Ticket<Backend>>(std::move(ticket));
   }
 
@@ -84,11 +92,13 @@ class KVIRE_NODISCARD PreparedTransfer {
     (void)progress_->done().complete(Error{ErrorCode::failed, "transfer '" + progress_->name() + "' was dropped before it was issued"});
     progress_.reset();
     holds_.clear();
+    earlier_.clear();
   }
 
   std::shared_ptr<LoadProgress<Backend>> progress_;
+  std::shared_ptr<std::atomic<std::int64_t>> order_;
   std::shared_ptr<detail::TransferState> shared_;
-  std::vector<std::shared_ptr<void>> holds_;
+  std::vector<std::shared_ptr<const void>> holds_;
   std::vector<MoveOnlyFunction<Status(const void*, Waits&)>> earlier_;  // work in flight on the pages of one ledger
   std::vector<typename detail::TransferEngine<Backend>::Piece> pieces_;  // ascending by position
   std::vector<Event<Backend>> after_;
@@ -117,42 +127,40 @@ class TransferBuilder {
 
   LoadProgress<Backend>& progress() { return *transfer_.progress_; }
 
-  /// Checks and holds pages of one ledger; `pages` may repeat ids unless they are the destination.
+  /// Checks and holds pages of one ledger; `pages` are ids, which may repeat unless they are the destination.
   template <class PageId>
-  Status hold(const PageLedger<PageId, Backend>& of, const std::vector<PageId>& pages, const std::vector<std::uint32_t>& generations,
+  Status hold(const PageLedger<PageId, Backend>& of, const std::vector<std::int32_t>& pages, const std::vector<std::uint32_t>& generations,
               const std::vector<const void*>& ledgers, bool destination) {
     PageLedger<PageId, Backend> ledger = of;
     for (std::size_t i = 0; i < ledgers.size() && i < pages.size(); ++i) {
       if (ledgers[i] == ledger.identity()) continue;
-      return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(pages[i].value) + " of the plan is " +
+      return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(pages[i]) + " of the plan is " +
                                             (ledgers[i] == nullptr ? "an empty reference" : "a page of another pool")};
     }
     if (!generations.empty() && generations.size() != pages.size()) {
       return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + std::to_string(pages.size()) + " pages but " +
                                             std::to_string(generations.size()) + " generations"};
     }
-    std::vector<std::int32_t> list;
-    list.reserve(pages.size());
-    for (const PageId page : pages) list.push_back(page.value);
-    UniqueIds<std::int32_t> unique = unique_ids(list, ledger.pages());
-    std::vector<PageId> once;
-    once.reserve(unique.ids.size());
-    for (const std::int32_t id : unique.ids) once.push_back(PageId(id));
-    auto hold = ledger.hold(once, destination ? PageUse::load : PageUse::backup, transfer_.progress_->done(), nullptr, order_);
-    if (!hold.ok()) return hold.error();
+    UniqueIds<std::int32_t> unique = unique_ids(pages, ledger.pages());
+    InFlight<Backend> work{destination ? PageUse::load : PageUse::backup, transfer_.progress_->done(), {}, order_};
+    if (destination) work.extent = std::shared_ptr<const PageExtent>(transfer_.progress_, &transfer_.progress_->extent());
+    auto begun = ledger.hold(std::move(unique.ids), std::move(work));
+    if (!begun.ok()) return begun.error();
     // Kept whatever comes: a hold ends with the event, which an error completes.
-    transfer_.holds_.push_back(std::make_shared<PageHold<PageId, Backend>>(std::move(hold).value()));
+    const auto hold = std::make_shared<const PageHold<PageId, Backend>>(std::move(begun).value());
+    transfer_.holds_.push_back(hold);
     if (destination && unique.twice >= 0) {
       return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(unique.twice) +
                                              " is the destination of two pages of the plan"};
     }
     // Behind the hold: from here on the pages cannot change hands.
     for (std::size_t i = 0; i < generations.size(); ++i) {
-      if (Status status = ledger.check(PageKey<PageId>{pages[i], generations[i]}); !status.ok()) return status;
+      if (Status status = ledger.check(PageKey<PageId>{PageId(pages[i]), generations[i]}); !status.ok()) return status;
     }
-    transfer_.earlier_.push_back([ledger, ids = std::move(unique.ids), destination, own = transfer_.progress_->done(), order = order_](
+    if (Status status = destination ? Status() : readable(ledger, hold->pages()); !status.ok()) return status;
+    transfer_.earlier_.push_back([ledger, hold, destination, own = transfer_.progress_->done(), order = order_](
                                      const void* stream, std::vector<TransferWait<Backend>>& waits) -> Status {
-      const auto flights = ledger.in_flight(ids);
+      const auto flights = ledger.in_flight(hold->pages());
       std::size_t mine = 0;
       for (std::size_t i = 0; i < flights.size(); ++i) mine = flights[i].second.event == own ? i : mine;
       for (std::size_t i = 0; i < flights.size(); ++i) {
@@ -174,7 +182,7 @@ class TransferBuilder {
         }
         if (!known) waits.push_back({flight.event, destination});
       }
-      return {};
+      return destination ? Status() : readable(ledger, hold->pages(), order->load());  // an earlier load may have been dropped since
     });
     return {};
   }
@@ -190,11 +198,18 @@ class TransferBuilder {
   PreparedTransfer<Backend> finish() {
     // Behind the last hold: whoever draws a higher number sees all pages of this transfer.
     order_->store(next_order());
+    transfer_.order_ = order_;
     sort(transfer_.pieces_, [](const auto& a, const auto& b) { return a.position < b.position; });
     return std::move(transfer_);
   }
 
  private:
+  // Success if nothing has failed to write the pages before.
+  template <class PageId>
+  static Status readable(const PageLedger<PageId, Backend>& ledger, std::span<const std::int32_t> ids, std::int64_t order = 0) {
+    auto failed = ledger.failed_writes(ids, order);
+    return failed.empty() ? Status() : Status(std::move(failed.front().error));
+  }
   static std::int64_t next_order() {
     static std::atomic<std::int64_t> last{0};
     return ++last;

@@ -118,7 +118,7 @@ class KVIRE_NODISCARD Ticket {
   friend class PreparedTransfer;
   std::shared_ptr<LoadProgress<Backend>> progress_;
   std::shared_ptr<detail::TransferState> shared_;
-  std::vector<std::shared_ptr<void>> holds_;  // PageHold of each ledger
+  std::vector<std::shared_ptr<const void>> holds_;  // PageHold of each ledger
 };
 
 KVIRE_NAMESPACE_END

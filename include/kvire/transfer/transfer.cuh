@@ -25,10 +25,11 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     sealed += piece.seal ? piece.pages->to.size() : 0;
     if (Status status = on_device(piece.list, piece.info, stream.device(), state->name); !status.ok()) return status;
   }
+  std::vector<Event<Cuda>> judged;  // what this reads may yet be found wrong, though the stream goes on behind it
   for (const auto& wait : waits) {
     const Status status = stream.wait(wait.event);
-    if (status.ok() || (wait.may_fail && wait.event.query() == EventState::failed)) continue;
-    return Error{status.error().code, name + ": " + status.error().message};
+    if (!status.ok() && !(wait.may_fail && wait.event.query() == EventState::failed)) return Error{status.error().code, name + ": " + status.error().message};
+    if (status.ok() && !wait.may_fail && wait.event.judged()) judged.push_back(wait.event);
   }
 
   // With checksums the end of the transfer asks their book, which must not be what the book's own memory waits for.
@@ -58,9 +59,12 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
   // What the first pieces of the books have come to; behind the whole transfer the digests' sums are the ticket's.
   const auto verdict = [&](bool whole) {
     MoveOnlyFunction<Status()> ask;
-    if (!book && !seals) return ask;
-    ask = [book, seals, n = book ? book->pieces() : 0, layers = seals ? seals->layers() : 0, into = whole ? state : nullptr]() -> Status {
+    if (!book && !seals && judged.empty()) return ask;
+    ask = [book, seals, judged, n = book ? book->pieces() : 0, layers = seals ? seals->layers() : 0, into = whole ? state : nullptr]() -> Status {
       Status found = seals ? seals->verdict(layers) : Status();
+      for (const auto& event : judged) {
+        if (event.query() == EventState::failed) (void)(found = event.status());
+      }
       if (!book) return found;
       Digest source;
       Digest destination;

@@ -42,9 +42,8 @@ Status check_counts(const std::string& first_pool, const std::string& second_poo
 
 template <class Index, class Id>
 std::vector<Index> plain(const std::vector<Id>& ids) {
-  std::vector<Index> out;
-  out.reserve(ids.size());
-  for (const auto& id : ids) out.push_back(id.value);
+  std::vector<Index> out(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) out[i] = ids[i].value;
   return out;
 }
 
@@ -64,11 +63,13 @@ Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuild
                                                                    const PageLedger<Second, Backend>& second, const PagePlan<First, Second>& plan,
                                                                    bool to_second) {
   if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), "s"); !s.ok()) return s.error();
-  if (Status s = builder.hold(first, plan.first, plan.first_generation, plan.first_ledger, !to_second); !s.ok()) return s.error();
-  if (Status s = builder.hold(second, plan.second, plan.second_generation, plan.second_ledger, to_second); !s.ok()) return s.error();
   auto ids = std::make_shared<CheckedIds<std::int32_t>>();
-  ids->from = to_second ? plain<std::int32_t>(plan.first) : plain<std::int32_t>(plan.second);
-  ids->to = to_second ? plain<std::int32_t>(plan.second) : plain<std::int32_t>(plan.first);
+  auto& of_first = to_second ? ids->from : ids->to;
+  auto& of_second = to_second ? ids->to : ids->from;
+  of_first = plain<std::int32_t>(plan.first);
+  of_second = plain<std::int32_t>(plan.second);
+  if (Status s = builder.hold(first, of_first, plan.first_generation, plan.first_ledger, !to_second); !s.ok()) return s.error();
+  if (Status s = builder.hold(second, of_second, plan.second_generation, plan.second_ledger, to_second); !s.ok()) return s.error();
   return std::shared_ptr<const CheckedIds<std::int32_t>>(std::move(ids));
 }
 
@@ -99,16 +100,17 @@ Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Ba
     }
     list.push_back(slot.value);
   }
-  const UniqueIds<std::int64_t> unique = unique_ids(list, bound);
+  UniqueIds<std::int64_t> unique = unique_ids(list, bound);
   if (destination && unique.twice >= 0) {
     return Error{ErrorCode::duplicate, "pool " + ledger.name() + ": token slot " + std::to_string(unique.twice) +
                                            " is the destination of two tokens of the plan"};
   }
-  std::vector<PageId> pages;
+  std::vector<std::int32_t> pages;
   for (const std::int64_t slot : unique.ids) {
-    const PageId page(static_cast<std::int32_t>(slot / P::tokens_per_page));
+    const auto page = static_cast<std::int32_t>(slot / P::tokens_per_page);
     if (pages.empty() || pages.back() != page) pages.push_back(page);
   }
+  if (destination) builder.progress().extent().limit(std::move(unique.ids), P::tokens_per_page);
   return builder.hold(ledger, pages, {}, {}, destination);
 }
 
@@ -209,8 +211,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     builder.add(std::move(piece));
   }
   const auto positions = positions_of(labels.value(), from.layers());
-  builder.progress().cover(pool_access::memory(from).get(), positions);
-  builder.progress().cover(pool_access::memory(to).get(), positions);
+  builder.progress().extent().cover(pool_access::memory(from).get(), positions);
+  builder.progress().extent().cover(pool_access::memory(to).get(), positions, to.ledger().identity());
   return Result<PreparedTransfer<Backend>>(builder.finish());
 }
 
@@ -241,7 +243,9 @@ Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& t
 template <class Backend>
 Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream<Backend>& stream) {
   if (!prepared.ok()) return prepared.error();
-  return prepared.value().issue(stream);
+  auto ticket = prepared.value().issue(stream);
+  if (!ticket.ok()) prepared.value().withdraw();
+  return ticket;
 }
 
 }  // namespace detail

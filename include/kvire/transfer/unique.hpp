@@ -22,6 +22,12 @@ struct UniqueIds {
 template <class Int>
 UniqueIds<Int> unique_ids(const std::vector<Int>& list, std::int64_t bound) {
   UniqueIds<Int> out;
+  std::size_t ascending = 1;
+  while (ascending < list.size() && list[ascending - 1] < list[ascending]) ++ascending;
+  if (ascending >= list.size()) {
+    out.ids = list;
+    return out;
+  }
   bool inside = true;
   for (const Int id : list) inside = inside && id >= 0 && id < bound;
   if (!inside || bound / 64 > 8 * static_cast<std::int64_t>(list.size())) {
@@ -43,12 +49,14 @@ UniqueIds<Int> unique_ids(const std::vector<Int>& list, std::int64_t bound) {
     if ((word & bit) != 0) out.twice = id;
     word |= bit;
   }
-  out.ids.reserve(list.size());
+  out.ids.resize(list.size());
+  std::size_t n = 0;
   for (std::size_t w = 0; w < seen.size(); ++w) {
     for (std::uint64_t word = seen[w]; word != 0; word &= word - 1) {
-      out.ids.push_back(static_cast<Int>(static_cast<std::int64_t>(w) * 64 + std::countr_zero(word)));
+      out.ids[n++] = static_cast<Int>(static_cast<std::int64_t>(w) * 64 + std::countr_zero(word));
     }
   }
+  out.ids.resize(n);
   return out;
 }
 

@@ -121,8 +121,8 @@ TEST_CASE("progress: each pool's slots have their own positions") {
   auto progress = progress_of(3);
   int a = 0;
   int b = 0;
-  progress->cover(&a, {0, 1, 2});
-  progress->cover(&b, {-1, 2});
+  progress->extent().cover(&a, {0, 1, 2});
+  progress->extent().cover(&b, {-1, 2});
   CHECK(progress->position(&a, 1) == 1);
   CHECK(progress->position(&b, 0) == -1);
   CHECK(progress->position(&b, 1) == 2);

@@ -298,3 +298,28 @@ TEST_CASE("cache counters: a visitor sees every number with its labels") {
   CHECK(seen["tier_hit_pages host"] == 0);
   CHECK(seen.size() == 11 + cache_miss_count + cache_tiers * (2 + 7 * 2));
 }
+
+TEST_CASE("tiered cache: a page that nothing has written is given up instead of copied, and hinders nobody") {
+  Rig rig(sizes(4, 8));
+  CHECK(rig.run(text(1, 2)).ok());
+  const auto& cache = rig.cache().cache();
+  const auto tokens = text(1, 2);
+  const std::int32_t first = cache.known(rig.root(), std::span(tokens).first(page));
+  const std::int32_t last = cache.known(first, std::span(tokens).subspan(page));
+  constexpr int full = Rig::Model::space_index<space::Full>();
+  auto& ledger = rig.device_ledger<space::Full>();
+  const std::vector<DevicePage> unwritten{cache.device(last, full).id()};
+  const auto kernel = Event<Host>::make("kernel");
+  (void)ledger.hold(unwritten, PageUse::store, kernel).value();
+  kernel.complete(Error{ErrorCode::failed, "did not run"});
+  CHECK_FALSE(ledger.readable(unwritten[0]).ok());
+
+  CHECK(rig.run(text(2, 4)).ok());
+  CHECK(on(rig, CacheTier::device, full).lost_pages == 1);
+  CHECK(on(rig, CacheTier::host, full).failed_pages == 2);  // with the other of their batch
+  CHECK(on(rig, CacheTier::host, full).arrived_pages == 1);
+  auto held = rig.cache().acquire(rig.root(), tokens);
+  CHECK(held.tokens == page);
+  CHECK(rig.read(held).ok());
+  CHECK(rig.wrong_pages() == 0);
+}

@@ -107,14 +107,14 @@ class Stream<Cuda> {
     return mark(event, true, true, known, std::move(verdict));
   }
 
-  /// Makes an event stand for the work queued so far on several streams of one device. Errors as for one.
+  /// Makes an event stand for the work queued so far on several streams of one device. `known`, `verdict` and errors as for one.
   template <class Streams>
-  static Status record_all(const Event<Cuda>& event, Streams& streams) {
+  static Status record_all(const Event<Cuda>& event, Streams& streams, const Status& known = {}, MoveOnlyFunction<Status()> verdict = {}) {
     const std::size_t n = std::size(streams);
     std::size_t i = 0;
     for (Stream& stream : streams) {
       ++i;
-      if (Status status = stream.mark(event, i == 1, i == n, {}); !status.ok()) return status;
+      if (Status status = stream.mark(event, i == 1, i == n, known, i == n ? std::move(verdict) : MoveOnlyFunction<Status()>()); !status.ok()) return status;
     }
     return {};
   }

@@ -21,11 +21,16 @@ namespace detail {
 template <>
 class LeaseEnd<Cuda> {
  public:
-  ~LeaseEnd() {
+  /// The lease has gone. `failure`: of the step of a lease that writes; what it learns of its loads later is judged when the kernels have run.
+  void finish(const Status& outcome, const std::shared_ptr<StepFailure>& failure) {
     if (!event_.valid()) return;
     Status status;
-    if (!streams_.empty()) (void)(status = Stream<Cuda>::record_all(event_, streams_));
-    if (streams_.empty() || !status.ok()) (void)event_.complete(status.ok() || status.error().code == ErrorCode::unsupported ? Status() : status);
+    if (!streams_.empty()) {
+      MoveOnlyFunction<Status()> verdict;
+      if (failure && failure->watching()) verdict = [failure] { return failure->status(); };
+      (void)(status = Stream<Cuda>::record_all(event_, streams_, outcome, std::move(verdict)));
+    }
+    if (streams_.empty() || !status.ok()) (void)event_.complete(status.ok() || status.error().code == ErrorCode::unsupported ? outcome : status);
   }
   Event<Cuda> begin() {
     event_ = Event<Cuda>::make("lease");
@@ -71,6 +76,7 @@ Status launch(Stream<Cuda>& stream, F&& f, const Leases&... leases) {
   Status status;
   ((status.ok() ? void(status = kernel_access::given(leases)) : void()), ...);
   if (!status.ok()) return status;
+  (kernel_access::queued(leases), ...);
   const auto run = [&](const auto&... views) {
     if (!(kernel_access::ready(leases) && ...)) return;
     detail::DeviceScope scope(stream.device());
@@ -80,6 +86,7 @@ Status launch(Stream<Cuda>& stream, F&& f, const Leases&... leases) {
       f(stream.native(), views...);
     }
     if (const cudaError_t e = cudaGetLastError(); status.ok() && e != cudaSuccess) (void)(status = stream.error(e, "launching a kernel"));
+    if (status.ok()) (kernel_access::ran(leases), ...);
   };
   run(kernel_access::view(leases, stream)...);
   return status;
