@@ -8,6 +8,8 @@
 #include <random>
 
 #include <kvire/kernel/cuda_store.cuh>
+#include <kvire/memory/cuda/pinned.hpp>
+#include <kvire/pool/adopt.hpp>
 #include <kvire/pool/mirror.hpp>
 #include <kvire/preset/deepseek_v3_2.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
@@ -197,6 +199,46 @@ TEST_CASE("cuda hot set: look-ups and fetches captured in a graph go on from rep
   }
   cuda_ok(cudaGraphExecDestroy(ready));
   cuda_ok(cudaGraphDestroy(graph));
+}
+
+TEST_CASE("cuda hot set: over a device pool in pinned memory, whose pages transfers bring and take back") {
+  using P = preset::deepseek_v4::Latent<64>;
+  auto stream = Stream<Cuda>::make({.name = "copies"}).value();
+  auto device = DevicePool<P, Cuda>::make({.layers = 1, .pages = 4, .name = "latents", .memory = PinnedMemory({.page_stride = P::page_bytes, .faults = {}})}).value();
+  auto host = mirror_of(device, 4).value();
+  const auto from = host.allocate(3).value();
+  const auto to = device.allocate(3).value();
+  std::vector<HostPage> host_ids;
+  std::vector<DevicePage> device_ids;
+  for (std::size_t i = 0; i < 3; ++i) {
+    kvire_test::fill_page(host, from[i].id(), static_cast<std::uint32_t>(i));
+    host_ids.push_back(from[i].id());
+    device_ids.push_back(to[2 - i].id());
+  }
+  REQUIRE(load(host, device, plan(host_ids, device_ids), stream).value().wait().ok());
+  const auto view = pool_access::view(device, EntrySlot(0));
+  auto pages = adopt<P, Cuda, HostSide>({.bases = {view.base}, .page_stride = view.page_stride, .pages = 4, .bytes_per_layer = view.page_stride * 4}).value();
+  auto hot = HotSet<P, Cuda>::make(pages, {.rows = 1, .slots = 64, .most_listed = 8}).value();
+  const std::vector<std::int32_t> selected = {0, 63, 64, 100, 128, 191};
+  const DeviceArray<std::int32_t> list(selected), slots(std::vector<std::int32_t>(6, untouched)), table(std::vector<std::int32_t>{to[2].id().value, to[1].id().value, to[0].id().value});
+  REQUIRE(hot.resolve(Gate<Cuda>().begin({}, stream).value(), EntrySlot(0), {{}, {table.data(), {1, 3}}}, {list.data(), {1, 1, 6}}, {slots.data(), {1, 1, 6}}).ok());
+  const auto got = slots.read();
+  for (std::size_t i = 0; i < selected.size(); ++i) {
+    REQUIRE(got[i] >= 64);
+    CHECK(Rig<P>::row_of(kvire_test::page_bytes(hot.pool(), DevicePage(got[i] / 64), 0), got[i] % 64) ==
+          Rig<P>::row_of(kvire_test::page_pattern<P>(static_cast<std::uint32_t>(selected[i] / 64), 0), selected[i] % 64));
+  }
+  for (const auto id : host_ids) kvire_test::fill_page(host, id, 77);
+  REQUIRE(backup(device, host, plan(host_ids, device_ids), stream).value().wait().ok());
+  for (std::size_t i = 0; i < 3; ++i) CHECK(kvire_test::has_page(host, host_ids[i], static_cast<std::uint32_t>(i)));
+  // Memory of the host that no device knows is refused as before.
+  auto plain = DevicePool<P, Cuda>::make({.layers = 1, .pages = 4, .name = "plain", .memory = HostMemory{}});
+  if (plain.ok()) {
+    const auto page = plain.value().allocate(1).value();
+    const auto refused = load(host, plain.value(), plan(std::vector<HostPage>{host_ids[0]}, std::vector<DevicePage>{page[0].id()}), stream);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(contains(refused.error().message, "the pool's memory to no device"));
+  }
 }
 
 TEST_CASE("cuda hot set: a token of each of 64 requests goes to the host, leaves the device and comes back; a reset forgets slots, not tokens") {

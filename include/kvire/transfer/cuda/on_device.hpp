@@ -10,7 +10,8 @@ KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Addresses of the device for both sides, and a refusal of memory that belongs elsewhere.
+/// Addresses of the device for both sides, and a refusal of memory that belongs elsewhere. Pages of the device's side may lie in pinned memory (those that a hot
+/// set fetches from) if kernels find them at the pool's own address, by which leases name them.
 inline Status on_device(PageList& list, const CopyInfo& info, int device, const std::string& transfer) {
   const auto check = [&](const std::byte* p, bool host) -> Result<std::byte*> {
     const std::string what = "transfer '" + transfer + "', entry '" + info.entry + "', layer " + std::to_string(info.layer);
@@ -21,7 +22,8 @@ inline Status on_device(PageList& list, const CopyInfo& info, int device, const 
     }
     cudaPointerAttributes attributes{};
     if (const cudaError_t e = cudaPointerGetAttributes(&attributes, p); e != cudaSuccess) return cuda_error(e, what);
-    if (attributes.type != cudaMemoryTypeDevice || attributes.device != device) {
+    const bool pinned = attributes.type == cudaMemoryTypeHost && attributes.devicePointer == p;
+    if (!pinned && (attributes.type != cudaMemoryTypeDevice || attributes.device != device)) {
       return Error{ErrorCode::mismatch, what + ": the stream belongs to device " + std::to_string(device) + ", the pool's memory to " +
                                             (attributes.type == cudaMemoryTypeDevice ? "device " + std::to_string(attributes.device) : std::string("no device"))};
     }
