@@ -107,9 +107,9 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   }
 
   /// The page of these tokens behind `parent`, named now if need be, for what is found elsewhere: a name without copies is kept only until the
-  /// next change of its page. Requires one page of tokens, or fewer: a tail.
-  std::int32_t know(std::int32_t parent, std::span<const TokenId> tokens) {
-    const Hash128 name = this->tree_.name_below(parent, tokens);
+  /// next change of its page. Requires one page of tokens, or fewer: a tail. `name`: theirs, where it is known.
+  std::int32_t know(std::int32_t parent, std::span<const TokenId> tokens) { return know(parent, name_below(parent, tokens), tokens); }
+  std::int32_t know(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) {
     std::int32_t child = this->tree_.child(parent, name, tokens);
     if (child >= 0) return child;
     child = this->tree_.add(parent, name, tokens);
@@ -117,10 +117,14 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
     return child;
   }
   /// The same without naming anything; -1 if nobody has named it.
-  std::int32_t known(std::int32_t parent, std::span<const TokenId> tokens) const {
-    return this->tree_.child(parent, this->tree_.name_below(parent, tokens), tokens);
-  }
+  std::int32_t known(std::int32_t parent, std::span<const TokenId> tokens) const { return known(parent, name_below(parent, tokens), tokens); }
+  std::int32_t known(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) const { return this->tree_.child(parent, name, tokens); }
   Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const { return this->tree_.name_below(parent, tokens); }
+  /// The names of all tails that the tokens begin with, in one pass: out[i] is that of the first i + 1 tokens.
+  void names_below(std::int32_t parent, std::span<const TokenId> tokens, std::vector<Hash128>& out) const {
+    out.resize(min_of(tokens.size(), static_cast<std::size_t>(this->shape_.page_tokens - 1)));
+    this->tree_.names_below(parent, tokens, out);
+  }
 
   /// Holds a prefix. Pages that are draining stay. O(pages).
   Ref acquire(std::int32_t node) {
@@ -165,10 +169,15 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
     return how;
   }
 
+  struct Parked {
+    Published how;
+    std::int32_t tail;  ///< its node
+  };
+
   /// Parks the unfinished page of a request behind its whole pages `at`: `tokens` are those of the last page, fewer than a page. Takes the pages of every
   /// space, also of those that whole pages do not keep, if there are none of this tail on the device yet (`known`: the caller still has its own).
   /// Nobody holds a tail. Errors, which change nothing: invalid_argument for tokens that are none or a page, or a space without a page.
-  Result<Published> park(const Ref& at, std::span<const TokenId> tokens, Pages& pages) {
+  Result<Parked> park(const Ref& at, std::span<const TokenId> tokens, Pages& pages) {
     if (tokens.empty() || static_cast<std::int64_t>(tokens.size()) >= this->shape_.page_tokens) {
       return Error{ErrorCode::invalid_argument, "prefix cache: a tail of " + std::to_string(tokens.size()) + " tokens, of pages of " +
                                                     std::to_string(this->shape_.page_tokens)};
@@ -185,7 +194,7 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
       if (this->take_device(tail, s, pages[static_cast<std::size_t>(s)]) && how == Published::known) how = Published::joined;
     }
     this->touch_all(tail);
-    return how;
+    return Parked{how, tail};
   }
 
   /// Somebody goes on from a tail: its device pages, if it has them there, into `pages`, to be written. What it has on slower tiers stays, and is the

@@ -46,6 +46,11 @@ class PrefixTree {
     return prefix_hash(at(parent).name, tokens.data(), static_cast<std::int64_t>(tokens.size()));
   }
 
+  /// Of all that the tokens begin with: out[i] is the name of the first i + 1. Requires as many tokens.
+  void names_below(std::int32_t parent, std::span<const TokenId> tokens, std::span<Hash128> out) const {
+    prefix_hashes(at(parent).name, tokens.data(), static_cast<std::int64_t>(out.size()), out.data());
+  }
+
   /// The node that continues `parent` by this name and exactly these tokens, or -1.
   std::int32_t child(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) const {
     return table_.find(name.high, [&](std::int32_t n) {

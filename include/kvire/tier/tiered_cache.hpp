@@ -137,9 +137,9 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     const DevicePage first = pages[0].id();
     auto how = this->cache_.park(held.prefix, tokens, pages);
     if (!how.ok()) return how.error();
-    const bool known = how.value() == Cache::Published::known;
+    const auto [published, tail] = how.value();
+    const bool known = published == Cache::Published::known;
     ++(known ? this->counters_.shared_tails : this->counters_.parked_tails);
-    const std::int32_t tail = this->cache_.known(held.prefix.node(), tokens);
     if (!known) this->hand_over(tail, first);
     detail::TierPages through;
     if (this->options_.write_through) this->to_host(tail, through);
@@ -150,13 +150,15 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   /// are the request's alone, to be written: those that the device has, or copies that are loaded from the host (`held.loads` has one load more then; if it
   /// fails, the tail stays where it was). Returns its raw tokens, also added to `held.tokens`; 0, and nothing changes, if no tail is known, or what is
   /// known is not on the device or the host, or finds no room. A copy on a slower tier stays for others who come this way, as the first to go there.
-  /// O(tokens of a page squared) at worst, where there are tails behind the prefix.
+  /// O(tokens of a page).
   std::int64_t resume(Held& held, std::span<const TokenId> tokens, Pages& pages) {
     this->poll();
     const std::int32_t at = held.prefix.node();
     bool missed = false;
-    for (auto size = tail_size(tokens); size > 0 && this->cache_.tails(at) > 0; --size) {
-      const std::int32_t tail = this->cache_.known(at, tokens.first(size));
+    if (this->cache_.tails(at) == 0) return 0;
+    this->cache_.names_below(at, tokens, tail_names_);
+    for (auto size = tail_names_.size(); size > 0; --size) {
+      const std::int32_t tail = this->cache_.known(at, tail_names_[size - 1], tokens.first(size));
       if (tail < 0) continue;
       missed = true;
       const bool here = this->cache_.has(tail, 0, CacheTier::device);
@@ -198,14 +200,17 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
     std::int64_t pages = 0;
     typename Cache::Ref held = this->cache_.acquire(root);
+    RecordKey key = this->key_of(root);
     for (; tokens.size() >= page; tokens = tokens.subspan(page), ++pages) {
-      const std::int32_t node = this->find(held.node(), tokens.first(page));
+      const auto whole = tokens.first(page);
+      const std::int32_t node = this->find(key, held.node(), this->cache_.name_below(held.node(), whole), whole);
       if (node < 0) break;
       if (!this->read(node)) return pages;
       this->cache_.advance(held, node);
     }
-    for (auto size = tail_size(tokens); size > 0; --size) {
-      const std::int32_t tail = this->find(held.node(), tokens.first(size));
+    this->cache_.names_below(held.node(), tokens, tail_names_);
+    for (auto size = tail_names_.size(); size > 0; --size) {
+      const std::int32_t tail = this->find(key, held.node(), tail_names_[size - 1], tokens.first(size));
       if (tail < 0) continue;
       (void)this->read(tail);
       break;
@@ -237,10 +242,6 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   TieredCache(Cache cache, const Pools& pools, const TieredOptions& options, std::shared_ptr<PageSeals> seals, Files* files)
       : Base(std::move(cache), pools, options, std::move(seals), files) {}
 
-  // Tokens of the longest tail that they could continue through.
-  std::size_t tail_size(std::span<const TokenId> tokens) const {
-    return min_of(tokens.size(), static_cast<std::size_t>(this->cache_.shape().page_tokens - 1));
-  }
   // Pages of the request's own for a tail that the host has, and the load that fills them; false if one is not to be had, or the load not issued.
   bool load_tail(std::int32_t tail, Held& held, Pages& pages) {
     auto kept = this->cache_.acquire(tail);  // finding room must not give up what is to be loaded
@@ -290,6 +291,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
   std::vector<std::int32_t> path_;
+  std::vector<Hash128> tail_names_;  // of all lengths, while they are looked up
 };
 
 KVIRE_NAMESPACE_END

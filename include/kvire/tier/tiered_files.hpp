@@ -85,11 +85,13 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     return is_final(flights_.front().event.query());
   }
 
-  // The page, or tail, behind `parent`, if it is anywhere, files included; -1 if not.
-  std::int32_t find(std::int32_t parent, std::span<const TokenId> tokens) {
-    const std::int32_t node = this->cache_.known(parent, tokens);
+  // The key of records in a node's namespace, to be asked for with `find`.
+  RecordKey key_of(std::int32_t node) const { return {.space = this->cache_.names(node).text()}; }
+  // The page, or tail, of this name behind `parent`, if it is anywhere, files included; -1 if not.
+  std::int32_t find(RecordKey& key, std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) {
+    const std::int32_t node = this->cache_.known(parent, name, tokens);
     if (node >= 0 && this->cache_.state(node, this->first_every_) != PageState::absent) return node;
-    return find_file(parent, tokens);
+    return find_file(key, parent, name, tokens);
   }
 
   // Reads a node's record for the host pages that the cache awaits.
@@ -110,23 +112,26 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   };
 
   // Makes the cache know what a record has of the page, or tail, behind `parent`; -1 if there is no record, or none with all that is needed.
-  std::int32_t find_file(std::int32_t parent, std::span<const TokenId> tokens) {
+  std::int32_t find_file(RecordKey& key, std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) {
     if (files_ == nullptr) return -1;
     const auto size = static_cast<std::int64_t>(tokens.size());
-    const auto found = files_->find(key(parent, this->cache_.name_below(parent, tokens), this->cache_.depth(parent), size));
+    place(key, name, this->cache_.depth(parent), size);
+    const auto found = files_->find(key);
     if (!found) return -1;
     for (int s = 0; s < spaces; ++s) {
       if (found->count[s] < 1 && needed(s, size < this->cache_.shape().page_tokens)) return -1;
     }
-    const std::int32_t node = this->cache_.know(parent, tokens);
+    const std::int32_t node = this->cache_.know(parent, name, tokens);
     for (int s = 0; s < spaces; ++s) {
       if (found->count[s] > 0 && this->cache_.state(node, s) == PageState::absent) this->cache_.found_file(node, s);
     }
     return node;
   }
 
-  RecordKey key(std::int32_t node, const Hash128& name, std::int64_t pages_before, std::int64_t tokens) const {
-    return {.space = this->cache_.names(node).text(), .prefix = name, .first_token = pages_before * this->cache_.shape().page_tokens, .token_count = tokens};
+  void place(RecordKey& key, const Hash128& name, std::int64_t pages_before, std::int64_t tokens) const {
+    key.prefix = name;
+    key.first_token = pages_before * this->cache_.shape().page_tokens;
+    key.token_count = tokens;
   }
   // Whether a record is of no use without the space.
   bool needed(int space, bool tail) const { return tail || this->cache_.shape().spaces[space].need == PrefixNeed::every; }
@@ -155,7 +160,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     Refs refs;
     for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
     const std::int64_t tail = this->cache_.tail_tokens(node);
-    const RecordKey record = key(node, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
+    RecordKey record = key_of(node);
+    place(record, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
     const std::int64_t begin = steady_ns();
     auto& host = *this->pools_.host;
     auto event = load ? files_->load(record, host, std::move(refs), this->seals_) : files_->store(record, host, std::move(refs), this->seals_);

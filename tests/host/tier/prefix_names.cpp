@@ -37,6 +37,16 @@ TEST_CASE("prefix names: version 1, to the bit") {
   CHECK(prefix_hash(root, negative, 3) == Hash128{0xc67c6436f7bfa114, 0x54c67e687ae0ab67});
 }
 
+TEST_CASE("prefix names: those of all lengths in one pass are those of each length") {
+  const Hash128 root = PrefixNamespace{}.digest();
+  for (const int n : {0, 1, 7, 8, 9, 15, 16, 17, 255}) {
+    const auto tokens = counted(n);
+    std::vector<Hash128> names(static_cast<std::size_t>(n));
+    prefix_hashes(root, tokens.data(), n, names.data());
+    for (int i = 1; i <= n; ++i) CHECK(names[static_cast<std::size_t>(i) - 1] == prefix_hash(root, tokens.data(), i));
+  }
+}
+
 TEST_CASE("prefix names: any token, any order, any predecessor shows in both halves") {
   const Hash128 root = PrefixNamespace{}.digest();
   for (const int n : {1, 7, 8, 63, 64, 512}) {
