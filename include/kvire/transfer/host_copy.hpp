@@ -10,7 +10,7 @@
 #include <kvire/base/ints.hpp>
 #include <kvire/exec/host/parallel.hpp>
 #include <kvire/pool/view.hpp>
-#include <kvire/transfer/digest.hpp>
+#include <kvire/transfer/seal_sum.hpp>
 
 /// The host engine: memcpy over all cores. Ids are trusted here; transfers check them first.
 
@@ -24,7 +24,6 @@ inline constexpr std::int64_t copy_grain_bytes = std::int64_t(1) << 19;
 /// From this many bytes a transfer writes around the caches: it would only sweep them, and reading each line before overwriting it costs a
 /// third of the bandwidth. memcpy does the same for one large block; scattered pages are too small for it to notice.
 inline constexpr std::int64_t streaming_bytes = std::int64_t(8) << 20;
-inline constexpr std::int64_t line_bytes = 64;      // of a cache, on every host this runs on
 // Ahead of the copy: across the end of a page no hardware prefetcher follows, and this much arrives in the time that memory takes to answer.
 inline constexpr std::int64_t prefetch_bytes = 2048;
 
@@ -37,34 +36,34 @@ inline void prefetch(const std::byte* p) {
 }
 
 #if KVIRE_X86_64 && !KVIRE_THREAD_SANITIZER
-using Line16 = long long __attribute__((vector_size(16)));
-
-/// memcpy around the caches. `next` is what will be copied afterwards. `to` must be aligned to 16 bytes. Followed by a fence.
-inline void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes, const std::byte* next) {
+/// memcpy around the caches. `next` is what will be copied afterwards. `to` must be aligned to 16 bytes. Followed by a fence. `see(line)` is shown every whole
+/// line of 64 bytes on its way.
+template <class See>
+inline void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes, const std::byte* next, See&& see) {
   const std::int64_t lead = min_of(prefetch_bytes, bytes);
   std::int64_t i = 0;
   for (; i + line_bytes <= bytes; i += line_bytes) {
     const std::int64_t ahead = i + lead;
     prefetch(ahead < bytes ? from + ahead : next + (ahead - bytes));
-    Line16 line[4];
+    Line line;
     std::memcpy(line, from + i, sizeof line);
-    auto* const out = reinterpret_cast<Line16*>(to + i);
     for (int j = 0; j < 4; ++j) {
 #if KVIRE_CLANG
-      __builtin_nontemporal_store(line[j], out + j);
+      __builtin_nontemporal_store(line[j], reinterpret_cast<Words2*>(to + i) + j);
 #else
-      __builtin_ia32_movntdq(out + j, line[j]);
+      using Stored = long long __attribute__((vector_size(16)));
+      __builtin_ia32_movntdq(reinterpret_cast<Stored*>(to + i) + j, reinterpret_cast<Stored>(line[j]));
 #endif
     }
+    see(line);
   }
   std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
 }
 inline void stream_fence() { __builtin_ia32_sfence(); }
-inline bool can_stream(const std::byte* to) { return reinterpret_cast<std::uintptr_t>(to) % sizeof(Line16) == 0; }
+inline bool can_stream(const std::byte* to) { return reinterpret_cast<std::uintptr_t>(to) % sizeof(Words2) == 0; }
 #else
-inline void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes, const std::byte*) {
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
+template <class See>
+inline void stream_copy(std::byte*, const std::byte*, std::int64_t, const std::byte*, See&&) {}
 inline void stream_fence() {}
 inline bool can_stream(const std::byte*) { return false; }
 #endif
@@ -89,7 +88,8 @@ void copy_pages(PageView<P, Host> to, std::span<const std::int32_t> to_pages, Co
       const std::byte* const source = from.page(a);
       std::byte* const destination = to.page(b);
       if (streaming && can_stream(destination)) {
-        stream_copy(destination, source, run * P::page_bytes, i + run < end ? from.page(from_pages[static_cast<std::size_t>(i + run)]) : source);
+        stream_copy(destination, source, run * P::page_bytes, i + run < end ? from.page(from_pages[static_cast<std::size_t>(i + run)]) : source,
+                    [](const Line&) {});
       } else {
         std::memcpy(destination, source, static_cast<std::size_t>(run * P::page_bytes));
       }

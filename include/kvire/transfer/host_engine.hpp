@@ -63,7 +63,9 @@ struct TransferEngine<Backend> {
     piece.move = [to, from, ids](bool streaming) { copy_pages<P>(to, ids->to, from, ids->from, streaming); };
     if (piece.seal) {
       auto found = std::make_shared<std::vector<std::uint64_t>>();
-      piece.move = [to, from, ids, seal = piece.seal, found](bool) { *found = copy_sealed_pages<P>(to, ids->to, from, ids->from, seal.layer, seal.store); };
+      piece.move = [to, from, ids, seal = piece.seal, found](bool streaming) {
+        *found = copy_sealed_pages<P>(to, ids->to, from, ids->from, seal.layer, seal.store, streaming);
+      };
       piece.settle = [to, from, ids, seal = piece.seal, found, entry = piece.count.entry, layer = piece.info.layer] {
         // A copy that did not take place has not looked at its pages either.
         if (found->empty() && seal.store) *found = seal_pages(seal.layer, from, P::page_bytes, ids->from);

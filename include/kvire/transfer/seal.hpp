@@ -12,33 +12,6 @@
 
 KVIRE_NAMESPACE_BEGIN
 
-namespace detail {
-
-/// Part of a page's seal: of its words number `first`, `first` + `step` and so on. Parts add up in any order, so that a block of threads and a core
-/// of the host come to the same sum at the speed of their memory. Each word is keyed by its place and its halves are multiplied (as in the NH hash
-/// of UMAC, RFC 4418): a flipped bit is missed once in 2^32.
-KVIRE_HD inline std::uint64_t seal_part(std::uint64_t key, const std::byte* page, std::int64_t bytes, std::int64_t first, std::int64_t step) {
-  const auto keyed = [key](std::uint64_t word, std::int64_t at) {
-    const std::uint64_t x = word + key + static_cast<std::uint64_t>(at) * UINT64_C(0x9E3779B97F4A7C15);
-    return (x & 0xFFFFFFFFu) * (x >> 32) + word;
-  };
-  std::uint64_t sum = 0;
-  const std::int64_t whole = bytes / 8;
-  std::int64_t at = first;
-  for (; at < whole; at += step) sum += keyed(digest_word(page + 8 * at, 8), at);
-  if (at == whole && bytes % 8 != 0) sum += keyed(digest_word(page + 8 * at, bytes % 8), at);
-  return sum;
-}
-/// The seal from the sum of all parts; never 0, which is that of a page nobody has sealed.
-KVIRE_HD constexpr std::uint64_t seal_of(std::uint64_t sum) {
-  sum = mix64(sum ^ UINT64_C(0x2545F4914F6CDD1D));
-  return sum == 0 ? 1 : sum;
-}
-/// What a page's bytes come to, padding included.
-KVIRE_HD inline std::uint64_t seal_page(std::uint64_t key, const std::byte* page, std::int64_t bytes) { return seal_of(seal_part(key, page, bytes, 0, 1)); }
-
-}  // namespace detail
-
 /// The seals of one layer of one entry of a host pool.
 struct LayerSeals {
   std::span<std::uint64_t> of_page = {};  ///< by host page id; 0: never sealed; empty: none are kept
@@ -148,23 +121,34 @@ std::vector<std::uint64_t> seal_pages(const LayerSeals& layer, const View& view,
   return found;
 }
 
-/// Pages from[i] to pages to[i], and the seals of one side's: of the source, or of what has arrived, page by page while they are in the cache.
+/// Pages from[i] to pages to[i], and the seals of one side's: of the source, or of what has arrived. They are summed up as the bytes pass by: around the caches
+/// of what is read and written on, otherwise block by block while a block is in the nearest cache.
 template <class P>
 std::vector<std::uint64_t> copy_sealed_pages(PageView<P, Host> to, std::span<const std::int32_t> to_pages, ConstPageView<P, Host> from,
-                                             std::span<const std::int32_t> from_pages, const LayerSeals& layer, bool source) {
+                                             std::span<const std::int32_t> from_pages, const LayerSeals& layer, bool source, bool streaming) {
+  constexpr std::int64_t block = 4096;
   std::vector<std::uint64_t> found(to_pages.size());
   const auto n = static_cast<std::int64_t>(to_pages.size());
   parallel_for(n, grain_of(n, P::page_bytes), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::byte* const a = from.page(from_pages[static_cast<std::size_t>(i)]);
       std::byte* const b = to.page(to_pages[static_cast<std::size_t>(i)]);
-      if (i + 1 < end) {
-        const std::byte* const next = from.page(from_pages[static_cast<std::size_t>(i + 1)]);
-        for (std::int64_t at = 0; at < min_of(prefetch_bytes, P::page_bytes); at += line_bytes) prefetch(next + at);
+      const std::byte* const next = i + 1 < end ? from.page(from_pages[static_cast<std::size_t>(i + 1)]) : a;
+      SealSum sum(layer.key);
+      if (streaming && can_stream(b)) {
+        stream_copy(b, a, P::page_bytes, next, [&](const Line& line) { sum.take_line(line); });
+        constexpr std::int64_t lines = P::page_bytes / line_bytes * line_bytes;
+        sum.take(a + lines, P::page_bytes - lines);
+      } else {
+        for (std::int64_t at = 0; at < P::page_bytes; at += block) {
+          const std::int64_t bytes = min_of(block, P::page_bytes - at);
+          std::memcpy(b + at, a + at, static_cast<std::size_t>(bytes));
+          sum.take((source ? a : b) + at, bytes);
+        }
       }
-      std::memcpy(b, a, static_cast<std::size_t>(P::page_bytes));
-      found[static_cast<std::size_t>(i)] = seal_page(layer.key, source ? a : b, P::page_bytes);
+      found[static_cast<std::size_t>(i)] = sum.seal();
     }
+    if (streaming) stream_fence();
   });
   return found;
 }
