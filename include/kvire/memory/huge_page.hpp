@@ -4,13 +4,16 @@
 #include <sys/mman.h>
 
 #include <kvire/memory/host.hpp>
+#include <kvire/memory/numa.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 /// Anonymous mappings with a request for huge pages (a hint: small pages serve where the system has none). Fresh memory is zero and is not
-/// touched here, so its place on a machine with several memory nodes is decided by who writes it first.
-/// Errors as HostMemory; additionally alignments above the huge page are refused.
+/// touched here, so its place on a machine with several memory nodes is decided by who writes it first, or by `numa_node`.
+/// Errors as HostMemory; additionally alignments above the huge page are refused, and out_of_range, exhausted or unsupported names a node that cannot be had.
 struct HugePageMemory {
+  int numa_node = -1;  ///< the memory node that all of it is to be on; -1: of whoever writes it first
+
   static constexpr bool zeroed = true;
   static constexpr std::int64_t huge_page = std::int64_t{1} << 21;
 
@@ -36,6 +39,10 @@ struct HugePageMemory {
     if (before > 0) ::munmap(first, static_cast<std::size_t>(before));
     if (before < huge_page) ::munmap(first + before + size, static_cast<std::size_t>(huge_page - before));
     (void)::madvise(first + before, static_cast<std::size_t>(size), MADV_HUGEPAGE);  // only a hint
+    if (auto ok = detail::place_on_node(name(), first + before, size, numa_node); !ok.ok()) {
+      ::munmap(first + before, static_cast<std::size_t>(size));
+      return ok.error();
+    }
     return first + before;
   }
 

@@ -139,3 +139,23 @@ TEST_CASE("memory: a size that rounding to huge pages would wrap is refused") {
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.error().message == "huge-page memory: 9223372036854775807 bytes and two huge pages do not fit 63 bits");
 }
+
+TEST_CASE("memory: on the memory node that was asked for, or an error that names it") {
+  HugePageMemory here{.numa_node = 0};
+  auto memory = here.allocate(3 << 20, 256);
+  if (memory.ok()) {
+    memory.value()[1 << 20] = std::byte{1};
+    const int node = memory_node(memory.value() + (1 << 20));
+    CHECK((node == 0 || node == -1));
+    here.deallocate(memory.value(), 3 << 20, 256);
+  } else {
+    MESSAGE("skipped: " << memory.error().message);
+    CHECK(memory.error().code == ErrorCode::unsupported);
+  }
+  for (const int node : {1023, 5000, -2}) {
+    const auto refused = HugePageMemory{.numa_node = node}.allocate(3 << 20, 256);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == (memory.ok() ? ErrorCode::out_of_range : ErrorCode::unsupported));
+    CHECK(refused.error().message.find("huge-page memory: memory node " + std::to_string(node)) != std::string::npos);
+  }
+}

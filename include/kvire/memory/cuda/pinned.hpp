@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -23,13 +20,14 @@ struct PinFaults {
 struct PinnedOptions {
   std::int64_t page_stride = 1;                     ///< chunks end at multiples of this: no page lies in two registrations
   std::int64_t chunk_bytes = std::int64_t{1} << 35;  ///< at most so much in one registration; drivers refuse very large ones
+  int numa_node = -1;                               ///< the memory node that all of it is to be on; -1: spread by the cores that touch it
   std::shared_ptr<PinFaults> faults = {};
 };
 
 /// Page-locked host memory that devices can address: huge pages, touched by all cores, then registered in chunks. Allocating this way takes a
 /// small part of the time of cudaHostAlloc, which touches small pages with one thread.
 /// Errors, after which nothing is left registered or mapped and no error is pending in the runtime: invalid_argument; exhausted with the bytes
-/// wanted and available; failed with the chunk and the runtime's reason.
+/// wanted and available; failed with the chunk and the runtime's reason; for a memory node as HugePageMemory.
 class PinnedMemory {
  public:
   static constexpr bool zeroed = true;
@@ -40,7 +38,7 @@ class PinnedMemory {
   std::string name() const { return "pinned memory"; }
 
   Result<std::byte*> allocate(std::int64_t bytes, std::int64_t alignment) {
-    HugePageMemory pages;
+    HugePageMemory pages{.numa_node = options_.numa_node};
     auto memory = pages.allocate(bytes, alignment);
     if (!memory.ok()) return Error{memory.error().code, name() + ": " + memory.error().message};
     std::byte* const p = memory.value();
@@ -111,18 +109,5 @@ class PinnedMemory {
 
   PinnedOptions options_;
 };
-
-/// The memory node (NUMA) that holds the byte at `p`, which must have been touched; -1 where the system does not say.
-inline int memory_node(const void* p) {
-#if defined(SYS_get_mempolicy)
-  constexpr unsigned long node_of_address = 1UL | 2UL;  // MPOL_F_NODE | MPOL_F_ADDR
-  int node = -1;
-  if (::syscall(SYS_get_mempolicy, &node, nullptr, 0UL, p, node_of_address) != 0) return -1;
-  return node;
-#else
-  (void)p;
-  return -1;
-#endif
-}
 
 KVIRE_NAMESPACE_END
