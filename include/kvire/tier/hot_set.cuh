@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include <kvire/kernel/cuda/device_code.cuh>
 #include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/move_tokens.cuh>
 #include <kvire/kernel/place_tokens.cuh>
@@ -35,53 +36,123 @@ inline constexpr int tokens_at_once = [] {
 
 #if KVIRE_CUDA_COMPILER
 
-/// The first counts[b] of each row of `misses`, [batch][n], from host slots to device slots. All warps of the grid work on neighbouring tokens.
+/// The order in which a block fetches its tokens.
+struct FetchOrder {
+  static constexpr int neighbours = 8;      ///< tokens of the list that go to the same block
+  static constexpr int at_once = 8192;      ///< tokens that a block sorts at a time
+  static constexpr int bins = 1024;         ///< of the host's addresses
+  static constexpr int least_tokens = 512;  ///< of all blocks: fewer are under way all at once, whatever their order
+
+  /// Addresses are as many bins once they are shifted by so much.
+  static int shift(const PageList& list) {
+    int bits = 0;
+    while (list.from_stride * list.from_pages >> bits >= bins) ++bits;
+    return bits;
+  }
+};
+
+/// The first counts[b] of each row of `misses`, [batch][n], from host slots to device slots. A block has every gridDim-th of the groups of neighbours and takes its
+/// tokens in the order of the host's addresses, so that all blocks are in the same stretch of them: single tokens wait for the translation of these addresses.
 template <class P, bool Aligned, int Threads>
 __global__ void __launch_bounds__(Threads) fetch_misses_kernel(const PageList list, const body::TokenPlaces* misses, const kstd::int32_t* counts,
-                                                               kstd::int32_t batch, kstd::int32_t n) {
-  extern __shared__ kstd::int32_t ends[];  // [batch]: tokens of the rows up to and with each
-  __shared__ typename BlockGroup<Threads>::Exchange exchange;
+                                                               kstd::int32_t batch, kstd::int32_t n, int address_shift) {
+  constexpr int each = FetchOrder::at_once / Threads;
+  constexpr int bins_each = FetchOrder::bins / Threads;
+  static_assert(sizeof(rule::KernelTuning<FetchOrder, (each * Threads == FetchOrder::at_once && bins_each * Threads == FetchOrder::bins)>) > 0);
+  using Group = BlockGroup<Threads>;
+  using Index = typename Group::template Lanes<kstd::int32_t>;
+  extern __shared__ kstd::int32_t fetch_scratch[];
+  __shared__ typename Group::Exchange exchange;
+  __shared__ kstd::int32_t bins[FetchOrder::bins];
+  kstd::int32_t* const order = fetch_scratch;                      // [at_once]: places in `misses`
+  kstd::int32_t* const ends = fetch_scratch + FetchOrder::at_once;  // [batch]: tokens of the rows up to and with each
+  const Group group{&exchange};
+  const auto thread = static_cast<kstd::int32_t>(threadIdx.x);
 #if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
 #endif
   kstd::int32_t total = 0;
   for (kstd::int32_t first = 0; first < batch; first += Threads) {
-    const kstd::int32_t b = first + static_cast<kstd::int32_t>(threadIdx.x);
-    const kstd::int32_t mine = b < batch ? counts[b] : 0;
-    typename BlockGroup<Threads>::template Lanes<kstd::int32_t> before{mine};
-    const kstd::int32_t here = scan_sum(BlockGroup<Threads>{&exchange}, before);
-    if (b < batch) ends[b] = total + before.value + mine;
+    const kstd::int32_t mine = first + thread < batch ? counts[first + thread] : 0;
+    Index before{mine};
+    const kstd::int32_t here = sync_any(group, before) ? scan_sum(group, before) : 0;
+    if (first + thread < batch) ends[first + thread] = total + before.value + mine;
     total += here;
   }
-  __syncthreads();
-  // As many tokens at once as give every warp the same number of turns.
-  const auto warps = static_cast<kstd::int32_t>(gridDim.x * (Threads / 32));
-  const kstd::int32_t turns = ceil_div(total, warps * tokens_at_once<P>);
-  if (turns == 0) return;
-  const kstd::int32_t group = ceil_div(total, warps * turns);
-  const auto lane = static_cast<kstd::int32_t>(threadIdx.x % 32);
-  const auto warp = static_cast<kstd::int32_t>((blockIdx.x * Threads + threadIdx.x) / 32);
-  for (kstd::int32_t first = warp * group; first < total; first += warps * group) {
-    const kstd::int32_t count = min_of(total - first, group);
-    TokenRun run;
-    if (lane < count) {
+  const auto blocks = static_cast<kstd::int32_t>(gridDim.x);
+  const auto block = static_cast<kstd::int32_t>(blockIdx.x);
+  constexpr kstd::int32_t side_by_side = FetchOrder::neighbours;
+  const kstd::int32_t groups = ceil_div(total, side_by_side);
+  const kstd::int32_t own = (groups + blocks - 1 - block) / blocks;
+  if (own == 0) return;
+  const bool last = (groups - 1) % blocks == block;  // of the groups, which may have less
+  const kstd::int32_t mine = own * side_by_side - (last ? groups * side_by_side - total : 0);
+  const bool sorted = total >= FetchOrder::least_tokens;
+  for (kstd::int32_t done = 0; done < mine; done += FetchOrder::at_once) {
+    const kstd::int32_t part = min_of(mine - done, kstd::int32_t(FetchOrder::at_once));
+    for (int i = 0; i < bins_each; ++i) bins[thread + i * Threads] = 0;
+    __syncthreads();
+    kstd::int32_t place[each];
+    kstd::int32_t rank[each];  // among those of its bin, and the bin
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      const kstd::int32_t i = thread + j * Threads;
+      if (i >= part) break;
+      const kstd::int32_t token = ((done + i) / side_by_side * blocks + block) * side_by_side + (done + i) % side_by_side;
       kstd::int32_t row = 0;
       for (kstd::int32_t end = batch - 1; row < end;) {
         const kstd::int32_t middle = (row + end) / 2;
-        if (ends[middle] > first + lane) {
+        if (ends[middle] > token) {
           end = middle;
         } else {
           row = middle + 1;
         }
       }
-      const body::TokenPlaces at = misses[kstd::int64_t(row) * n + first + lane - (row == 0 ? 0 : ends[row - 1])];
-      run.from_page = static_cast<kstd::int32_t>(at.host / P::tokens_per_page);
-      run.from_token = static_cast<kstd::uint16_t>(at.host % P::tokens_per_page);
-      run.to_page = static_cast<kstd::int32_t>(at.device / P::tokens_per_page);
-      run.to_token = static_cast<kstd::uint16_t>(at.device % P::tokens_per_page);
+      place[j] = row * n + token - (row == 0 ? 0 : ends[row - 1]);
+      if (!sorted) order[i] = place[j];
     }
-    copy_tokens<P, P::plane_count - 1, Aligned>(list, run, count);
+    if (sorted) {
+#pragma unroll
+      for (int j = 0; j < each; ++j) {
+        if (thread + j * Threads >= part) break;
+        const auto bin = static_cast<kstd::int32_t>(list.from_stride * (misses[place[j]].host / P::tokens_per_page) >> address_shift);
+        rank[j] = atomicAdd(bins + bin, 1) * FetchOrder::bins + bin;
+      }
+      __syncthreads();
+      Index before{0};
+      for (int i = 0; i < bins_each; ++i) before.value += bins[thread * bins_each + i];
+      (void)scan_sum(group, before);
+      for (int i = 0; i < bins_each; ++i) {
+        const kstd::int32_t size = bins[thread * bins_each + i];
+        bins[thread * bins_each + i] = before.value;
+        before.value += size;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < each; ++j) {
+        if (thread + j * Threads < part) order[bins[rank[j] % FetchOrder::bins] + rank[j] / FetchOrder::bins] = place[j];
+      }
+    }
+    __syncthreads();
+    // As many tokens at once as give every warp the same number of turns.
+    constexpr kstd::int32_t warps = Threads / 32;
+    const kstd::int32_t turns = ceil_div(part, warps * tokens_at_once<P>);
+    const kstd::int32_t many = ceil_div(part, warps * turns);
+    const kstd::int32_t lane = thread % 32;
+    for (kstd::int32_t first = thread / 32 * many; first < part; first += warps * many) {
+      const kstd::int32_t count = min_of(part - first, many);
+      TokenRun run;
+      if (lane < count) {
+        const body::TokenPlaces at = misses[order[first + lane]];
+        run.from_page = static_cast<kstd::int32_t>(at.host / P::tokens_per_page);
+        run.from_token = static_cast<kstd::uint16_t>(at.host % P::tokens_per_page);
+        run.to_page = static_cast<kstd::int32_t>(at.device / P::tokens_per_page);
+        run.to_token = static_cast<kstd::uint16_t>(at.device % P::tokens_per_page);
+      }
+      copy_tokens<P, P::plane_count - 1, Aligned>(list, run, count);
+    }
+    __syncthreads();
   }
 }
 
@@ -90,7 +161,13 @@ template <class P, int Threads = fetch_threads>
 cudaError_t launch_fetch_misses(const PageList& list, const body::TokenPlaces* misses, const kstd::int32_t* counts, kstd::int32_t batch, kstd::int32_t n, int blocks,
                                 bool overlap, cudaStream_t stream) {
   const auto kernel = aligned(list) ? fetch_misses_kernel<P, true, Threads> : fetch_misses_kernel<P, false, Threads>;
-  return launch_kernel(kernel, {blocks, Threads, static_cast<std::size_t>(batch) * sizeof(kstd::int32_t), overlap}, stream, list, misses, counts, batch, n);
+  const auto bytes = (FetchOrder::at_once + static_cast<std::size_t>(batch)) * sizeof(kstd::int32_t);
+  constexpr std::size_t always = 40 * 1024;  // beside the static part
+  constexpr auto most = static_cast<int>((FetchOrder::at_once + most_rows) * sizeof(kstd::int32_t));
+  if (bytes > always) {
+    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most); e != cudaSuccess) return e;
+  }
+  return launch_kernel(kernel, {blocks, Threads, bytes, overlap}, stream, list, misses, counts, batch, n, FetchOrder::shift(list));
 }
 
 /// Where the host has appended tokens, in the misses' memory: [batch * n].
@@ -118,7 +195,7 @@ struct HotSetEngine<Cuda> {
     int most = 0;
     if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return cuda_error(e, name);
     if (const cudaError_t e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device); e != cudaSuccess) return cuda_error(e, name);
-    const std::int64_t need = place::shared_bytes(most_listed) + static_cast<std::int64_t>(sizeof(BlockGroup<place::threads>::Exchange));
+    const std::int64_t need = place::shared_bytes(most_listed) + place::static_bytes;
     if (need <= most) return {};
     return Error{ErrorCode::unsupported, name + ": to look up " + std::to_string(most_listed) + " tokens takes " + std::to_string(need) + " bytes of shared memory, a block of device " +
                                              std::to_string(device) + " has " + std::to_string(most)};
@@ -133,18 +210,12 @@ struct HotSetEngine<Cuda> {
     return e == cudaSuccess ? Status() : Status(stream.error(e, state->name() + ": emptying slots"));
   }
 
-  /// Whether kernels may start before earlier ones have ended.
-  static bool hopper(const Stream<Cuda>& stream) {
-    int major = 0;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device()) == cudaSuccess && major >= 9;
-  }
-
   template <class Slot, class Lease>
   static Status place(Stream<Cuda>& stream, const State& state, const body::PlaceTokensArgs<Slot>& args, const Lease& lease, HotCounts* counts) {
     return kvire::launch(
         stream,
         [&](cudaStream_t native, const auto&) -> Status {
-          const cudaError_t e = launch_place_tokens(args, counts, hopper(stream), native);
+          const cudaError_t e = launch_place_tokens(args, counts, device_code(stream.device()).overlap, native);
           return e == cudaSuccess ? Status() : Status(stream.error(e, state->name() + ": looking up tokens"));
         },
         lease);
@@ -162,7 +233,7 @@ struct HotSetEngine<Cuda> {
     if (Status status = place(stream, state, args, reader, counts); !status.ok()) return status;
     if (!go.value() || !kernel_access::ready(reader)) return {};
     DeviceScope scope(stream.device());
-    const cudaError_t e = hot::launch_fetch_misses<P>(list, args.misses, args.miss_counts, args.batch, args.n, hot::fetch_blocks, hopper(stream), stream.native());
+    const cudaError_t e = hot::launch_fetch_misses<P>(list, args.misses, args.miss_counts, args.batch, args.n, hot::fetch_blocks, device_code(stream.device()).overlap, stream.native());
     if (e == cudaSuccess) return {};
     (void)cudaMemsetAsync(state->records(info.layer), 0, static_cast<std::size_t>(state->layer_bytes()), stream.native());
     return stream.error(e, state->name() + ": fetching tokens");

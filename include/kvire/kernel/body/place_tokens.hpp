@@ -2,83 +2,12 @@
 #pragma once
 
 #include <kvire/kernel/body/hot_record.hpp>
+#include <kvire/kernel/body/place_scratch.hpp>
 #include <kvire/kernel/group.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 namespace body {
-
-namespace detail {
-
-// A device may be told early what a group is about to read.
-KVIRE_HD inline void announce([[maybe_unused]] const void* address) {
-#if KVIRE_DEVICE_PASS
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-#endif
-}
-template <class G, class T>
-KVIRE_HD void announce(G g, const T* from, kstd::int64_t n) {
-  constexpr int line = 128 / sizeof(T);
-  g.each([&](int lane) {
-    for (kstd::int64_t i = kstd::int64_t(lane) * line; i < n; i += kstd::int64_t(G::size) * line) announce(from + i);
-  });
-}
-
-// On the host one thread plays all lanes, so a plain exchange will do.
-KVIRE_HD inline kstd::int32_t exchange_if_equal(kstd::int32_t* at, kstd::int32_t expected, kstd::int32_t value) {
-#if KVIRE_DEVICE_PASS
-  return atomicCAS(at, expected, value);
-#else
-  const kstd::int32_t old = *at;
-  if (old == expected) *at = value;
-  return old;
-#endif
-}
-KVIRE_HD inline void raise_to(kstd::int32_t* at, kstd::int32_t value) {
-#if KVIRE_DEVICE_PASS
-  atomicMax(at, value);
-#else
-  if (*at < value) *at = value;
-#endif
-}
-
-}  // namespace detail
-
-/// Working memory of a group: a hash table of the listed tokens, a quarter full (half, if they are many), and the order of those that miss.
-struct PlaceScratch {
-  kstd::int32_t* keys;    ///< [entries]: positions; -1: empty
-  kstd::int32_t* values;  ///< [entries]: the token's slot in the row; before that `unplaced`, or -1 - the first place where it is listed
-  kstd::int32_t* order;   ///< [n]: places in the list, of those that miss
-  int bits;
-
-  /// Entries are 2^bits.
-  KVIRE_HD static constexpr int bits_for(kstd::int64_t n) {
-    int bits = 1;
-    while ((kstd::int64_t(1) << bits) < (n <= 2048 ? 4 : 2) * n) ++bits;
-    return bits;
-  }
-  KVIRE_HD static constexpr kstd::int64_t words(kstd::int64_t n) { return (kstd::int64_t(2) << bits_for(n)) + n; }
-  KVIRE_HD PlaceScratch(kstd::int32_t* memory, kstd::int64_t n)
-      : keys(memory), values(memory + (kstd::int64_t(1) << bits_for(n))), order(memory + (kstd::int64_t(2) << bits_for(n))), bits(bits_for(n)) {}
-
-  static constexpr kstd::int32_t unplaced = -0x7FFFFFFF;
-  KVIRE_HD kstd::int64_t entries() const { return kstd::int64_t(1) << bits; }
-  KVIRE_HD kstd::uint32_t next(kstd::uint32_t entry) const { return (entry + 1) & static_cast<kstd::uint32_t>(entries() - 1); }
-  KVIRE_HD kstd::uint32_t home(kstd::int32_t position) const { return kstd::uint32_t(position) * 0x9E3779B1U >> (32 - bits); }
-  KVIRE_HD kstd::int32_t find(kstd::int32_t position) const {
-    for (kstd::uint32_t e = home(position);; e = next(e)) {
-      if (keys[e] == position) return static_cast<kstd::int32_t>(e);
-      if (keys[e] < 0) return -1;
-    }
-  }
-  KVIRE_HD void insert(kstd::int32_t position) const {
-    for (kstd::uint32_t e = home(position);; e = next(e)) {
-      const kstd::int32_t there = detail::exchange_if_equal(keys + e, -1, position);
-      if (there < 0) values[e] = unplaced;
-      if (there < 0 || there == position) return;
-    }
-  }
-};
 
 namespace detail {
 
@@ -90,7 +19,7 @@ KVIRE_HD kstd::uint32_t list_misses(G g, kstd::int64_t b, const PlaceTokensArgs<
   const kstd::int32_t* const list = args.positions + b * n;
   g.each([&](int lane) {
     for (kstd::int64_t i = lane; i < n; i += G::size) {
-      if (args.known(list[i])) raise_to(scratch.values + scratch.find(list[i]), static_cast<kstd::int32_t>(-1 - i));  // slots are above
+      if (scratch.order[i] >= 0) raise_to(scratch.values + scratch.order[i], static_cast<kstd::int32_t>(-1 - i));  // slots are above
     }
   });
   g.sync();
@@ -100,9 +29,9 @@ KVIRE_HD kstd::uint32_t list_misses(G g, kstd::int64_t b, const PlaceTokensArgs<
     typename G::template Lanes<kstd::uint32_t> rank;
     g.each([&](int lane) {
       const kstd::int64_t i = first + lane;
-      const kstd::int32_t position = i < n ? list[i] : -1;
-      const bool missed = args.known(position) && scratch.values[scratch.find(position)] == -1 - i;
-      host[lane] = missed ? args.on_host(b, position) : -1;
+      const kstd::int32_t entry = i < n ? scratch.order[i] : -1;  // places in the list have come to this one at most
+      const bool missed = entry >= 0 && scratch.values[entry] == -1 - i;
+      host[lane] = missed ? args.on_host(b, list[i]) : -1;
       rank[lane] = !missed ? 0U : host[lane] >= 0 ? 1U : 1U << 16;
     });
     const kstd::uint32_t here = scan_sum(g, rank);
@@ -193,30 +122,42 @@ KVIRE_HD void give_slots(G g, kstd::int64_t b, kstd::int64_t row, const PlaceTok
 
 }  // namespace detail
 
+/// The part of place_tokens that needs nothing of what the row depends on, which other work may still be writing: empties the table, and tells a device what it is
+/// about to read.
+template <class G, class Slot>
+KVIRE_HD void prepare_places(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+  detail::announce(g, args.positions + b * args.n, args.n);
+  const kstd::int64_t row = args.row_ids == nullptr ? b : detail::peek(args.row_ids + b);
+  if (row >= 0 && row < args.rows) detail::announce(g, args.records + row * HotRecord::words(args.slots), HotRecord::words(args.slots));
+  g.each([&](int lane) {
+    for (kstd::int64_t e = lane; e < scratch.entries(); e += G::size) scratch.keys[e] = -1;
+  });
+  g.sync();
+}
+
 /// Gives each token that batch row `b` lists a slot of its row: the one that it has, or the slot that has been unused for longest (the lowest of
 /// several); never one of a token that the same call lists, since slots >= n. Misses are given theirs in the order of the list. So the slots
 /// depend on the history of the row alone: the same on any group. Negative positions, and those that cannot be had, get -1.
-/// G: a group with reduce, scan_sum and sync_any. Requires n < 2^15.
+/// G: a group with reduce, scan_sum and sync_any. Requires n < 2^15, and prepare_places before.
 template <class G, class Slot>
-KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+KVIRE_HD HotCounts place_prepared(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
   constexpr int tile = 4;  // values that a lane loads before it works on them
   const kstd::int64_t n = args.n;
   const kstd::int32_t* const list = args.positions + b * n;
   Slot* const out = args.out + b * n;
   HotCounts counts;
 
-  detail::announce(g, list, n);
   const kstd::int64_t row = args.row_ids == nullptr ? b : args.row_ids[b];
-  if (row >= 0 && row < args.rows) detail::announce(g, args.records + row * HotRecord::words(args.slots), HotRecord::words(args.slots));
-  typename G::template Lanes<kstd::int32_t> twice;
-  g.each([&](int lane) {
-    twice[lane] = 0;
-    if (args.row_ids != nullptr) {
-      for (kstd::int64_t j = lane; j < b; j += G::size) twice[lane] |= args.row_ids[j] == row ? 1 : 0;
-    }
-    for (kstd::int64_t e = lane; e < scratch.entries(); e += G::size) scratch.keys[e] = -1;
-  });
-  if (sync_any(g, twice) || row < 0 || row >= args.rows) {
+  bool twice = false;
+  if (args.row_ids != nullptr) {
+    typename G::template Lanes<kstd::int32_t> before;
+    g.each([&](int lane) {
+      before[lane] = 0;
+      for (kstd::int64_t j = lane; j < b; j += G::size) before[lane] |= args.row_ids[j] == row ? 1 : 0;
+    });
+    twice = sync_any(g, before);
+  }
+  if (twice || row < 0 || row >= args.rows) {
     g.each([&](int lane) {
       for (kstd::int64_t i = lane; i < n; i += G::size) out[i] = -1;
       if (lane == 0 && args.misses != nullptr) args.miss_counts[b] = 0;
@@ -227,19 +168,27 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
   const HotRecord record(args.records + row * HotRecord::words(args.slots), args.slots);
   const kstd::uint32_t now = *record.clock + 1;
 
-  // What is listed, each token once.
+  // What is listed, each token once; what slots hold is on its way meanwhile.
+  struct Tile {
+    kstd::uint32_t held[tile];
+  };
+  typename G::template Lanes<Tile> ahead;
+  const auto load = [&](kstd::int64_t first) {
+    Tile next;
+    for (int j = 0; j < tile; ++j) next.held[j] = first + j * G::size < args.slots ? record.held[first + j * G::size] : 0;
+    return next;
+  };
   typename G::template Lanes<kstd::uint64_t> tally;  // 16 bits each: skipped, bad, unplaced and hit ones
   g.each([&](int lane) {
     tally[lane] = 0;
+    ahead[lane] = load(lane);
     for (kstd::int64_t first = lane; first < n; first += tile * G::size) {
       kstd::int32_t position[tile];
       for (int j = 0; j < tile; ++j) position[j] = first + j * G::size < n ? list[first + j * G::size] : -1;
       for (int j = 0; j < tile && first + j * G::size < n; ++j) {
-        if (args.known(position[j])) {
-          scratch.insert(position[j]);
-        } else {
-          tally[lane] += position[j] < 0 ? 1 : kstd::uint64_t(1) << 16;
-        }
+        const bool known = args.known(position[j]);
+        scratch.order[first + j * G::size] = known ? scratch.insert(position[j]) : -1;
+        if (!known) tally[lane] += position[j] < 0 ? 1 : kstd::uint64_t(1) << 16;
       }
     }
   });
@@ -247,10 +196,10 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
   // Which slots hold it.
   g.each([&](int lane) {
     for (kstd::int64_t first = lane; first < args.slots; first += tile * G::size) {
-      kstd::uint32_t held[tile];
-      for (int j = 0; j < tile; ++j) held[j] = first + j * G::size < args.slots ? record.held[first + j * G::size] : 0;
+      const Tile now_held = ahead[lane];
+      ahead[lane] = load(first + tile * G::size);
       for (int j = 0; j < tile; ++j) {
-        const kstd::int32_t e = held[j] != 0 ? scratch.find(static_cast<kstd::int32_t>(held[j] - 1)) : -1;
+        const kstd::int32_t e = now_held.held[j] != 0 ? scratch.find(static_cast<kstd::int32_t>(now_held.held[j] - 1)) : -1;
         if (e < 0) continue;
         const kstd::int64_t slot = first + j * G::size;
         scratch.values[e] = static_cast<kstd::int32_t>(slot);
@@ -260,14 +209,14 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
     }
   });
   g.sync();
-  const auto answer = [&](kstd::int64_t i) {
-    const kstd::int32_t position = list[i];
-    const kstd::int32_t slot = args.known(position) ? scratch.values[scratch.find(position)] : 0;
-    out[i] = static_cast<Slot>(args.known(position) && slot >= 0 ? args.first_slot(row) + slot : -1);
+  // Of a token's entry, if it has one. False: it has no slot yet.
+  const auto answer = [&](kstd::int64_t i, kstd::int32_t entry) {
+    const kstd::int32_t slot = entry >= 0 ? scratch.values[entry] : 0;
+    out[i] = static_cast<Slot>(entry >= 0 && slot >= 0 ? args.first_slot(row) + slot : -1);
     return slot >= 0;
   };
   g.each([&](int lane) {
-    for (kstd::int64_t i = lane; i < n; i += G::size) tally[lane] += answer(i) ? 0 : kstd::uint64_t(1) << 32;
+    for (kstd::int64_t i = lane; i < n; i += G::size) tally[lane] += answer(i, scratch.order[i]) ? 0 : kstd::uint64_t(1) << 32;
   });
   reduce(g, tally, [](kstd::uint64_t x, kstd::uint64_t y) { return x + y; });
   const kstd::uint64_t all = tally[0];
@@ -281,7 +230,7 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
     counts.bad_pages = missed >> 16;
     if (counts.misses > 0) detail::give_slots(g, b, row, args, scratch, record, now, counts.misses);
     g.each([&](int lane) {
-      for (kstd::int64_t i = lane; i < n; i += G::size) (void)answer(i);
+      for (kstd::int64_t i = lane; i < n; i += G::size) (void)answer(i, args.known(list[i]) ? scratch.find(list[i]) : -1);
     });
   }
   counts.repeated = n - counts.skipped - counts.bad_positions - counts.hits - counts.misses - counts.bad_pages;
@@ -291,6 +240,12 @@ KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot
     if (args.misses != nullptr) args.miss_counts[b] = static_cast<kstd::int32_t>(counts.misses);
   });
   return counts;
+}
+/// Both parts.
+template <class G, class Slot>
+KVIRE_HD HotCounts place_tokens(G g, kstd::int64_t b, const PlaceTokensArgs<Slot>& args, const PlaceScratch& scratch) {
+  prepare_places(g, b, args, scratch);
+  return place_prepared(g, b, args, scratch);
 }
 
 }  // namespace body
