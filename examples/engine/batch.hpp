@@ -49,6 +49,9 @@ struct Batch {
   }
 };
 
+/// Row of the hot set that serves a span's session: one for each request row that there is.
+inline std::int32_t hot_row(const Span& span) { return span.tables.request_row - 1; }
+
 // A slot is page id * rows per page + row: what kernels take to find a row. -1: none. The geometry is the entry's, never restated here.
 
 /// Slot of the row of `Entry` (kind tokens) that covers raw position `position`.

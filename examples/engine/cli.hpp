@@ -53,7 +53,7 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_option("--pause-every", options.pause_every, "a session pauses after so many decoded tokens (0: never)")
       ->check(at_least(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--hot-set", options.hot_set, "sessions that decode read their C4 latents through a hot set of N slots each (0: from the pages)")
+  app.add_option("--hot-set", options.hot_set, "sessions that decode read their C4 latents through a hot set of N slots each (0: from the pages); on a GPU the pages are pinned memory then")
       ->check(at_least(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--seed", options.seed, "weights and made workloads derive from it")->check(whole)->capture_default_str();
@@ -110,7 +110,6 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   }
   if (kernel != "auto" && backend == "host" && options.experiment != "host-vs-gpu") return refuse("--kernel chooses among GPU kernels: it needs --backend cuda");
   if (options.hot_set > 0 && options.hot_set < options.top_k) return refuse("--hot-set needs a slot for each token that a row selects: at least --top-k");
-  if (options.hot_set > 0 && backend == "cuda") return refuse("--hot-set is part of the host's forward pass: it does not go with --backend cuda");
   if (!inject.empty()) options.inject = injections.at(inject);
   options.cuda = backend == "cuda";
   options.kernel = kernels.at(kernel);

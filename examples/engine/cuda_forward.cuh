@@ -33,6 +33,7 @@ class CudaForward {
   // Leases of the step.
   struct StepAccess {
     Io& io;
+    const kvire::Step<kvire::Cuda>& step = io.step();
     void begin_layer(int) {}
     template <class Entry>
     auto read(kvire::LayerId layer) {
@@ -46,6 +47,7 @@ class CudaForward {
   // While a graph is captured: the step that replays it has the leases.
   struct GraphAccess {
     Io& io;
+    const kvire::Step<kvire::Cuda>& step;  // of what is captured alone
     void begin_layer(int layer) {
       io.check(cudaStreamWaitEvent(io.native(), io.shared.captured.layers[static_cast<std::size_t>(layer)], cudaEventWaitExternal), "capturing a wait");
     }
@@ -141,7 +143,7 @@ class CudaForward {
 
   void eager(const gpu::Part& part) {
     auto& shared = io_.shared;
-    const gpu::Shape shape = part.template shape<IndexK>();
+    const gpu::Shape shape = part.template shape<IndexK>(static_cast<bool>(shared.hot));
     const Pass pass = prepare(part, shape, shared.staging, shared.inputs, shared.activations);
     StepAccess access{io_};
     queue(access, shape, pass, io_.kernels(), &part);
@@ -151,10 +153,14 @@ class CudaForward {
   void replay(const gpu::Part& part) {
     auto& captured = io_.shared.captured;
     const Model& model = io_.shared.model->host();
+    auto& latents = io_.shared.hot;
+    const std::int64_t hot = latents ? std::min<std::int64_t>(most_captured, latents.set().rows()) : 0;
     const gpu::Shape shape{.rows = most_captured,
                            .groups4 = most_captured,
                            .groups128 = most_captured,
                            .logits = most_captured,
+                           .hot = hot,
+                           .hot_groups = hot,
                            .pages = blocks_for(model.positions),
                            .keys = std::max<std::int64_t>(1, IndexK::cached(kvire::RawTokens(model.positions)).count)};
     const Pass pass = prepare(part, shape, captured.staging, captured.inputs, captured.activations);
@@ -193,10 +199,12 @@ class CudaForward {
     captured.layers.resize(io_.shared.model->host().layers.size());
     for (cudaEvent_t& event : captured.layers) io_.check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
     io_.check(cudaEventCreateWithFlags(&captured.replayed, cudaEventDisableTiming), "making an event");
+    const auto step = kvire::Gate<kvire::Cuda>().begin({}, io_.stream());
+    io_.keep(step);
     cudaGraph_t graph = nullptr;
     if (io_.ok()) io_.check(cudaStreamBeginCapture(io_.native(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
     if (!io_.ok()) return;
-    GraphAccess access{io_};
+    GraphAccess access{io_, step.value()};
     queue(access, shape, pass, captured.kernels, nullptr);
     io_.check(cudaStreamEndCapture(io_.native(), &graph), "ending a capture");
     if (io_.ok()) io_.check(cudaGraphInstantiate(&captured.graph, graph, 0), "making a graph");
@@ -254,7 +262,7 @@ class CudaForward {
     const auto window = access.template read<WindowLatent>(id);
     if (host.ratio == 0) {
       // The window alone: its own view stands in for compressed latents that no row has.
-      attend<gpu::Compressed::none>(host, shape, pass, window, window);
+      attend<gpu::Compressed::none>(host, shape, pass, window, window, window);
     } else if (host.ratio == 4) {
       io_.keep(model.project(layer.compressor.project, a.normed, shape.rows, a.states));
       io_.keep(model.project(layer.index_compressor.project, a.normed, shape.rows, a.index_states));
@@ -262,13 +270,15 @@ class CudaForward {
         compress<C4AttentionState>(access, id, layer.compressor, host.compressor, 4, a.states, in.group4, shape.groups4, gpu::Inputs::candidates4, a.compressed);
         compress<C4IndexerState>(access, id, layer.index_compressor, host.index_compressor, 4, a.index_states, in.group4, shape.groups4, gpu::Inputs::candidates4, a.index_keys);
         norm<latent_dim>(a.compressed, a.compressed, layer.compressor.gain, in.group4.positions, shape.groups4, 1);
-        store<C4Latent>(access, id, a.compressed, in.group4.slots, shape.groups4);
+        append(access, id, shape, pass);
+        store<C4Latent>(access, id, a.compressed + shape.hot_groups * latent_dim, in.group4.slots + shape.hot_groups, shape.groups4 - shape.hot_groups);
         store<IndexK>(access, id, a.index_keys, in.group4.slots, shape.groups4, layer.index_compressor.gain, in.group4.positions);
       }
       store<C4AttentionState>(access, id, a.states, in.ring_slots, shape.rows);
       store<C4IndexerState>(access, id, a.index_states, in.ring_slots, shape.rows);
       select(access, id, layer, shape, pass, kernels, logged);
-      attend<gpu::Compressed::selected>(host, shape, pass, window, access.template read<C4Latent>(id));
+      const auto latents = access.template read<C4Latent>(id);  // behind the loads of the layer, on which a look-up depends too
+      attend<gpu::Compressed::selected>(host, shape, pass, window, latents, shape.hot > 0 ? resolve(access, id, shape, pass) : latents);
     } else {
       io_.keep(model.project(layer.compressor.project, a.normed, shape.rows, a.states));
       if (shape.groups128 > 0) {
@@ -277,7 +287,8 @@ class CudaForward {
         store<C128Latent>(access, id, a.compressed, in.group128.slots, shape.groups128);
       }
       store<C128RequestState>(access, id, a.states, in.request_slots, shape.rows);
-      attend<gpu::Compressed::all>(host, shape, pass, window, access.template read<C128Latent>(id));
+      const auto latents = access.template read<C128Latent>(id);
+      attend<gpu::Compressed::all>(host, shape, pass, window, latents, latents);
     }
     io_.keep(model.project(layer.out, a.mixed, shape.rows, a.added));
     gpu::add_kernel<<<static_cast<unsigned>(shape.rows), hidden_dim, 0, io_.native()>>>(a.added, a.hidden);
@@ -304,6 +315,37 @@ class CudaForward {
     }
     const auto lease = access.template write<Entry>(layer);
     if (io_.ok()) io_.keep(kvire::store<P>(kvire::Rows(rows, n), slots, lease, io_.stream(), options));
+  }
+
+  // The latents that decoding rows complete: to a slot of the hot set, and from there to their page.
+  template <class Access>
+  void append(Access& access, kvire::LayerId layer, const gpu::Shape& shape, const Pass& pass) {
+    using P = typename C4Latent::policy;
+    const std::int64_t n = shape.hot_groups;
+    if (!io_.ok() || n == 0) return;
+    auto& hot = io_.shared.hot.set();
+    const kvire::EntrySlot slot = C4Latent::slot(layer);
+    const kvire::HotRows rows{{pass.in.hot_group_rows, {n}}, {pass.in.hot_group_table, {n, shape.pages}}};
+    const kvire::Tensor<const std::int32_t, 2> positions{pass.in.hot_group_index, {n, 1}};
+    const auto pages = access.template write<C4Latent>(layer);  // held until the copies have run: transfers of these pages come before or behind
+    auto lease = hot.append(access.step, slot, rows, positions, {pass.a.hot_places, {n, 1}});
+    io_.keep(lease);
+    if (!io_.ok()) return;
+    kvire::StoreOptions options;
+    options.row.bf16_round_trip = true;
+    options.counts = io_.counts();
+    io_.keep(kvire::store<P>(kvire::Rows(pass.a.compressed, n), pass.a.hot_places, lease.value(), io_.stream(), options));
+    io_.keep(hot.backup(access.step, slot, rows, positions, {pass.a.hot_places, {n, 1}}));
+    io_.keep(kvire::launch(io_.stream(), [](cudaStream_t, const auto&) {}, pages));
+  }
+  // The slots of what decoding rows selected, those that had none fetched.
+  template <class Access>
+  auto resolve(Access& access, kvire::LayerId layer, const gpu::Shape& shape, const Pass& pass) {
+    const kvire::HotRows rows{{pass.in.hot_rows, {shape.hot}}, {pass.in.table, {shape.hot, shape.pages}}};
+    auto lease = io_.shared.hot.set().resolve(access.step, C4Latent::slot(layer), rows, {pass.a.selected, {shape.hot, 1, top_k_}}, {pass.a.hot_slots, {shape.hot, 1, top_k_}},
+                                              io_.hot_counts());
+    io_.keep(lease);
+    return lease.ok() ? std::move(lease).value() : kvire::assume_ready(kvire::ConstPageView<typename C4Latent::policy, kvire::Cuda>());
   }
 
   template <class Entry, class Access>
@@ -373,7 +415,7 @@ class CudaForward {
   }
 
   template <gpu::Compressed Kind, class Window, class Latents>
-  void attend(const Layer& host, const gpu::Shape& shape, const Pass& pass, const Window& window, const Latents& latents) {
+  void attend(const Layer& host, const gpu::Shape& shape, const Pass& pass, const Window& window, const Latents& latents, const Latents& hot) {
     if (!io_.ok()) return;
     gpu::AttendArgs args;
     args.q = pass.a.q;
@@ -383,6 +425,8 @@ class CudaForward {
     args.pages = shape.pages;
     args.window_table = pass.in.window_table;
     args.selected = pass.a.selected;
+    args.hot_slots = pass.a.hot_slots;
+    args.hot = shape.hot;
     args.top_k = top_k_;
     args.ratio = host.ratio;
     args.most = window_tokens + (Kind == gpu::Compressed::selected ? top_k_ : Kind == gpu::Compressed::all ? static_cast<int>(shape.pages * page_raw_tokens / 128) : 0);
@@ -395,10 +439,11 @@ class CudaForward {
     }
     io_.keep(kvire::launch(
         io_.stream(),
-        [&]<class W, class L>(cudaStream_t native, const kvire::ConstPageView<W, kvire::Cuda>& raw, const kvire::ConstPageView<L, kvire::Cuda>& compressed) {
-          gpu::attend_kernel<W, L, Kind><<<static_cast<unsigned>(shape.rows), 256, bytes, native>>>(args, raw, compressed);
+        [&]<class W, class L>(cudaStream_t native, const kvire::ConstPageView<W, kvire::Cuda>& raw, const kvire::ConstPageView<L, kvire::Cuda>& compressed,
+                                  const kvire::ConstPageView<L, kvire::Cuda>& slots) {
+          gpu::attend_kernel<W, L, Kind><<<static_cast<unsigned>(shape.rows), 256, bytes, native>>>(args, raw, compressed, slots);
         },
-        window, latents));
+        window, latents, hot));
   }
 
   Io& io_;

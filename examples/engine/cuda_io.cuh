@@ -12,8 +12,10 @@
 #include <kvire/kernel/cuda_store.cuh>
 #include <kvire/kernel/cuda_top_k.cuh>
 #include <kvire/kernel/sparse_logits.cuh>
+#include <kvire/tier/hot_set.cuh>
 
 #include "cuda_step.cuh"
+#include "hot_latents.hpp"
 #include "tiers.hpp"
 
 namespace engine {
@@ -30,9 +32,17 @@ class CudaStepIo {
   template <class Entry>
   using WriteLease = kvire::WriteLease<typename Entry::policy, kvire::Cuda>;
 
+  /// What the kernels of a step count, on the device.
+  struct Counts {
+    kvire::StoreCounts stored;
+    kvire::HotCounts hot;
+  };
+
   /// What stays from step to step.
   struct Shared {
     std::unique_ptr<gpu::DeviceModel> model;
+    HotLatents<IndexKey, kvire::Cuda> hot;
+    kvire::HotCounts& hot_counts() { return hot.hot_counts(); }
     gpu::CudaBuffer staging{true};  ///< inputs, logits and counts on the host
     gpu::CudaBuffer inputs, activations, counts;
     /// The pass of one token of each of a few sessions, captured once; its memory is its own, since the graph holds the addresses.
@@ -65,8 +75,10 @@ class CudaStepIo {
       }
       request_.push_back(kvire::DevicePage(s.tables.request_row));
     }
-    keep(shared.counts.at_least(sizeof(kvire::StoreCounts), "memory for counts"));
-    if (status_.ok()) check(cudaMemsetAsync(shared.counts.data(), 0, sizeof(kvire::StoreCounts), native()), "clearing counts");
+    keep(shared.counts.at_least(sizeof(Counts), "memory for counts"));
+    if (status_.ok()) check(cudaMemsetAsync(shared.counts.data(), 0, sizeof(Counts), native()), "clearing counts");
+    if (status_.ok()) keep(shared.hot.open(*tiers_, settings));
+    if (status_.ok()) keep(shared.hot.begin(batch, stream()));
   }
 
   Shared& shared;
@@ -77,7 +89,9 @@ class CudaStepIo {
   bool ok() const { return status_.ok(); }
   kvire::Stream<kvire::Cuda>& stream() { return step_.stream(); }
   cudaStream_t native() { return step_.stream().native(); }
-  kvire::StoreCounts* counts() { return reinterpret_cast<kvire::StoreCounts*>(shared.counts.data()); }
+  const kvire::Step<kvire::Cuda>& step() const { return step_; }
+  kvire::StoreCounts* counts() { return &reinterpret_cast<Counts*>(shared.counts.data())->stored; }
+  kvire::HotCounts* hot_counts() { return &reinterpret_cast<Counts*>(shared.counts.data())->hot; }
   std::map<std::string, std::int64_t>& kernels() { return tiers_->kernels(); }
   void count_graph_replay() { tiers_->count_graph_replay(); }
 
@@ -125,15 +139,19 @@ class CudaStepIo {
 
   /// Waits for the step. Errors: the first refused lease or kernel, a load that failed, the stream's.
   kvire::Status finish() {
-    kvire::StoreCounts stored;
-    if (ok()) check(cudaMemcpyAsync(&stored, counts(), sizeof stored, cudaMemcpyDeviceToHost, native()), "reading counts");
+    Counts counted;
+    if (ok()) check(cudaMemcpyAsync(&counted, counts(), sizeof counted, cudaMemcpyDeviceToHost, native()), "reading counts");
     keep(step_.stream().synchronize());
     keep(step_.status());
     keep(tiers_->finish_step());
-    if (ok() && stored.stored != expected_) {
-      keep(kvire::Status(kvire::Error{kvire::ErrorCode::failed, std::to_string(stored.stored) + " rows were stored, " + std::to_string(expected_) +
+    if (ok() && counted.stored.stored != expected_) {
+      keep(kvire::Status(kvire::Error{kvire::ErrorCode::failed, std::to_string(counted.stored.stored) + " rows were stored, " + std::to_string(expected_) +
                                                                     " should have been: a slot is not one of the step's pages"}));
     }
+    if (const std::int64_t lost = counted.hot.bad_positions + counted.hot.bad_pages + counted.hot.bad_rows; ok() && lost > 0) {
+      keep(kvire::Status(kvire::Error{kvire::ErrorCode::failed, std::to_string(lost) + " of the latents that decoding sessions selected were not to be had by the hot set"}));
+    }
+    shared.hot_counts() += counted.hot;
     return status_;
   }
 

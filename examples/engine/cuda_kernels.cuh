@@ -190,6 +190,8 @@ struct AttendArgs {
   std::int64_t pages = 0;
   const std::int32_t* window_table = nullptr;  ///< [rows][2]: the page before the row's own, and its own
   const std::int32_t* selected = nullptr;      ///< [rows][top_k], ascending, then -1
+  const std::int32_t* hot_slots = nullptr;     ///< [hot][top_k]: where the first `hot` rows find what they selected
+  std::int64_t hot = 0;
   int top_k = 0;
   int most = 0;  ///< latents a row attends to, at most
   int ratio = 0;
@@ -197,10 +199,11 @@ struct AttendArgs {
   float scale = 0;
 };
 
-/// Attention of one row over its latents, keys and values in one, read from their pages (math::attend). A block a row; shared memory for
-/// heads * most scores.
+/// Attention of one row over its latents, keys and values in one, read from their pages, or from the slots `hot` of a hot set (math::attend). A block a row;
+/// shared memory for heads * most scores.
 template <class WindowPolicy, class Policy, Compressed Kind>
-__global__ void __launch_bounds__(256) attend_kernel(AttendArgs args, kvire::ConstPageView<WindowPolicy, Cuda> window, kvire::ConstPageView<Policy, Cuda> latents) {
+__global__ void __launch_bounds__(256) attend_kernel(AttendArgs args, kvire::ConstPageView<WindowPolicy, Cuda> window, kvire::ConstPageView<Policy, Cuda> latents,
+                                                     kvire::ConstPageView<Policy, Cuda> hot) {
   constexpr int threads = 256;
   extern __shared__ float scores[];
   __shared__ float q[heads * latent_dim];
@@ -223,6 +226,11 @@ __global__ void __launch_bounds__(256) attend_kernel(AttendArgs args, kvire::Con
   // f(page, token) with the page's own policy.
   const auto with_latent = [&](int j, auto in_compressed, auto in_raw) {
     if constexpr (Kind != Compressed::none) {
+      if (Kind == Compressed::selected && j < compressed && r < args.hot) {
+        const std::int32_t slot = max(args.hot_slots[r * args.top_k + j], 0);  // a step with a latent that has none fails
+        in_compressed(hot.page(slot / Policy::tokens_per_page), slot % Policy::tokens_per_page);
+        return;
+      }
       if (j < compressed) {
         const std::int32_t index = Kind == Compressed::selected ? args.selected[r * args.top_k + j] : j;
         in_compressed(latents.page(args.table[r * args.pages + index / Policy::tokens_per_page]), index % Policy::tokens_per_page);

@@ -36,6 +36,8 @@ struct Shape {
   std::int64_t groups4 = 0;    ///< compressed rows of ratio 4 that it completes
   std::int64_t groups128 = 0;  ///< of ratio 128
   std::int64_t logits = 0;     ///< rows whose logits are wanted
+  std::int64_t hot = 0;        ///< rows, the first ones, of sessions that decode and read their C4 latents through the hot set
+  std::int64_t hot_groups = 0; ///< compressed rows of ratio 4, the first ones, that those complete
   std::int64_t pages = 1;      ///< of a page table
   std::int64_t keys = 1;       ///< index keys of a row, at most
 
@@ -61,6 +63,10 @@ struct Inputs {
   std::int32_t* lengths = nullptr;
   std::int32_t* logit_rows = nullptr;    ///< -1: padding
   GroupInputs group4, group128;
+  std::int32_t* hot_rows = nullptr;         ///< of the hot set, [hot]; -1: padding
+  std::int32_t* hot_group_rows = nullptr;   ///< the same of each group of ratio 4, [hot_groups]
+  std::int32_t* hot_group_index = nullptr;  ///< which of the session's latents it is; -1: padding
+  std::int32_t* hot_group_table = nullptr;  ///< [hot_groups][pages]
 
   static constexpr int candidates4 = 8;
   static constexpr int candidates128 = 128;
@@ -78,6 +84,10 @@ struct Inputs {
     in.logit_rows = from.take<std::int32_t>(shape.logits);
     in.group4 = {from.take<std::int64_t>(shape.groups4 * candidates4), from.take<std::int64_t>(shape.groups4), from.take<std::int64_t>(shape.groups4)};
     in.group128 = {from.take<std::int64_t>(shape.groups128 * candidates128), from.take<std::int64_t>(shape.groups128), from.take<std::int64_t>(shape.groups128)};
+    in.hot_rows = from.take<std::int32_t>(shape.hot);
+    in.hot_group_rows = from.take<std::int32_t>(shape.hot_groups);
+    in.hot_group_index = from.take<std::int32_t>(shape.hot_groups);
+    in.hot_group_table = from.take<std::int32_t>(shape.hot_groups * shape.pages);
     return in;
   }
 };
@@ -87,6 +97,8 @@ struct Activations {
   float *hidden, *normed, *q, *kv, *mixed, *added, *states, *index_states, *index_q, *head_weights, *query_weights, *scores, *compressed, *index_keys, *last, *logits;
   unsigned char* query_codes;
   std::int32_t* selected;
+  std::int32_t* hot_slots;   ///< where the hot set has what is selected, [hot][top_k]
+  std::int64_t* hot_places;  ///< and where new latents go, [hot_groups]
 
   static Activations carve(const Shape& shape, const Model& model, int top_k, Carver& from) {
     const std::int64_t rows = padded_rows(shape.rows);
@@ -113,6 +125,8 @@ struct Activations {
     a.query_weights = from.take<float>(rows * model.index_heads);
     a.scores = from.take<float>(shape.rows * shape.keys);
     a.selected = from.take<std::int32_t>(shape.rows * top_k);
+    a.hot_slots = from.take<std::int32_t>(shape.hot * top_k);
+    a.hot_places = from.take<std::int64_t>(shape.hot_groups);
     a.compressed = from.take<float>(std::max(shape.groups4, shape.groups128) * latent_dim);
     a.index_keys = from.take<float>(shape.groups4 * index_dim);
     a.last = from.take<float>(last * hidden_dim);
@@ -133,13 +147,17 @@ struct Part {
   std::int64_t first_row() const { return empty() ? 0 : batch->spans[first].first_row; }
   std::int64_t rows() const { return empty() ? 0 : batch->spans[end - 1].first_row + batch->spans[end - 1].rows - first_row(); }
 
-  /// What the part needs; `IndexK` is the entry of the index keys.
+  /// What the part needs; `IndexK` is the entry of the index keys. `hot`: there is a hot set.
   template <class IndexK>
-  Shape shape() const {
+  Shape shape(bool hot) const {
     Shape shape;
     shape.rows = rows();
     for (std::size_t s = 0; s < spans(); ++s) {
       const Span& of = span(s);
+      if (hot && of.rows == 1 && shape.hot == static_cast<std::int64_t>(s)) {
+        ++shape.hot;
+        shape.hot_groups += of.end() / 4 - of.start / 4;
+      }
       shape.groups4 += of.end() / 4 - of.start / 4;
       shape.groups128 += of.end() / 128 - of.start / 128;
       shape.logits += of.wants_logits ? 1 : 0;
@@ -173,6 +191,10 @@ struct InputBuilder {
     fill(in.window_table, shape.rows * 2, -1);
     fill(in.logit_rows, shape.logits, -1);
     for (std::int64_t* p : {in.positions, in.window_slots, in.ring_slots, in.request_slots}) fill(p, shape.rows, -1);
+    fill(in.hot_rows, shape.hot, -1);
+    fill(in.hot_group_rows, shape.hot_groups, -1);
+    fill(in.hot_group_index, shape.hot_groups, -1);
+    fill(in.hot_group_table, shape.hot_groups * shape.pages, -1);
     std::int64_t r = 0;
     std::int64_t logit = 0;
     std::int64_t g4 = 0;
@@ -181,6 +203,7 @@ struct InputBuilder {
       const Span& span = part.span(s);
       for (std::int64_t p = span.start; p < span.end(); ++p, ++r) row(span, p, r);
       if (span.wants_logits) in.logit_rows[logit++] = static_cast<std::int32_t>(r - 1);
+      if (static_cast<std::int64_t>(s) < shape.hot) hot(span, r - 1, g4);
       for (std::int64_t g = span.start / 4; (g + 1) * 4 <= span.end(); ++g) group<C4, Ring>(span, r - span.rows, g, in.group4, g4++, Inputs::candidates4);
       for (std::int64_t g = span.start / 128; (g + 1) * 128 <= span.end(); ++g) group<C128, Request>(span, r - span.rows, g, in.group128, g128++, Inputs::candidates128);
     }
@@ -200,6 +223,15 @@ struct InputBuilder {
     in.window_table[2 * r] = block > 0 ? span.tables.window[block - 1] : -1;
     in.window_table[2 * r + 1] = span.tables.window[block];
     in.lengths[r] = static_cast<std::int32_t>(Entries::IndexK::cached(kvire::RawTokens(position + 1)).count);
+  }
+
+  // A row that reads through the hot set, and the group that it completes, if any.
+  void hot(const Span& span, std::int64_t r, std::int64_t g4) {
+    in.hot_rows[r] = hot_row(span);
+    if (span.end() % 4 != 0) return;
+    in.hot_group_rows[g4] = hot_row(span);
+    in.hot_group_index[g4] = static_cast<std::int32_t>(span.start / 4);
+    std::copy(span.tables.full.begin(), span.tables.full.end(), in.hot_group_table + g4 * shape.pages);
   }
 
   template <class Entry, class State>

@@ -16,17 +16,18 @@
 
 namespace engine {
 
-/// The C4 latents of sessions that decode, through a hot set: the cache's pages are what lives on the host, and slots of a row for each session are what a
-/// step reads. Latents that a decoding session completes are written to a slot and backed up to their page.
-template <class IndexKey>
+/// The C4 latents of sessions that decode, through a hot set: the cache's pages are what lives on the host (on a GPU: in pinned memory, see Tiers), and slots
+/// of a row for each session are what a step reads. Latents that a decoding session completes are written to a slot and backed up to their page.
+template <class IndexKey, class Backend = kvire::Host>
 class HotLatents {
  public:
-  using Host = kvire::Host;
   using Latent = typename kvire::preset::deepseek_v4::Flash<IndexKey>::C4Latent;
   using P = typename Latent::policy;
 
   explicit operator bool() const { return hot_.has_value(); }
-  const kvire::HotCounts& counts() const { return counts_; }
+  kvire::HotSet<P, Backend>& set() { return *hot_; }
+  /// Of all steps, what their look-ups came to.
+  kvire::HotCounts& hot_counts() { return counts_; }
 
   /// The sessions of a step that decode one token each, and what its work needs until it has run.
   struct Rows {
@@ -40,7 +41,7 @@ class HotLatents {
   };
 
   /// Before the first step. Nothing without ReplaySettings::hot_slots.
-  kvire::Status open(Tiers<IndexKey, Host>& tiers, const ReplaySettings& settings) {
+  kvire::Status open(Tiers<IndexKey, Backend>& tiers, const ReplaySettings& settings) {
     if (hot_ || settings.hot_slots == 0 || tiers.template slots<Latent>() == 0) return {};
     kvire::AdoptOptions memory{.name = "c4 latents of the hot set"};
     for (int layer = 0; layer < tiers.template slots<Latent>(); ++layer) {
@@ -50,11 +51,11 @@ class HotLatents {
       memory.pages = view.pages;
       memory.bytes_per_layer = view.page_stride * (view.pages - 1) + P::page_bytes;
     }
-    auto pages = kvire::adopt<P, Host, kvire::HostSide>(std::move(memory));
+    auto pages = kvire::adopt<P, Backend, kvire::HostSide>(std::move(memory));
     if (!pages.ok()) return pages.error();
     pages_ = std::move(pages).value();
     const std::int64_t rows = tiers.device().template ledger<kvire::space::Request>().pages() - 1;  // one for each request row there is
-    auto hot = kvire::HotSet<P, Host>::make(*pages_, {.rows = rows, .slots = settings.hot_slots, .most_listed = settings.top_k, .name = "hot latents"});
+    auto hot = kvire::HotSet<P, Backend>::make(*pages_, {.rows = rows, .slots = settings.hot_slots, .most_listed = settings.top_k, .name = "hot latents"});
     if (!hot.ok()) return hot.error();
     hot_ = std::move(hot).value();
     request_of_.assign(static_cast<std::size_t>(rows), 0);
@@ -62,20 +63,28 @@ class HotLatents {
   }
 
   /// Rows whose session has changed start empty.
-  kvire::Status begin(const Batch& batch, int top_k, kvire::Stream<Host>& stream, Rows& rows) {
-    rows.of_row.assign(batch.tokens.size(), -1);
+  kvire::Status begin(const Batch& batch, kvire::Stream<Backend>& stream) {
     if (!hot_) return {};
     std::vector<std::int32_t> fresh;
+    for (const Span& span : batch.spans) {
+      if (span.rows != 1) continue;
+      std::size_t& request = request_of_[static_cast<std::size_t>(hot_row(span))];
+      if (request != span.request + 1) fresh.push_back(hot_row(span));
+      request = span.request + 1;
+    }
+    return hot_->reset(fresh, stream);
+  }
+  /// The same, and the lists of a step of the host.
+  kvire::Status begin(const Batch& batch, int top_k, kvire::Stream<Backend>& stream, Rows& rows) {
+    rows.of_row.assign(batch.tokens.size(), -1);
+    if (!hot_) return {};
     for (std::size_t s = 0; s < batch.spans.size(); ++s) {
       const Span& span = batch.spans[s];
       if (span.rows != 1) continue;
       rows.of_row[static_cast<std::size_t>(span.first_row)] = static_cast<std::int32_t>(rows.size());
       rows.span.push_back(static_cast<std::int32_t>(s));
-      rows.ids.push_back(span.tables.request_row - 1);
+      rows.ids.push_back(hot_row(span));
       rows.max_pages = std::max(rows.max_pages, static_cast<std::int64_t>(span.tables.full.size()));
-      std::size_t& request = request_of_[static_cast<std::size_t>(rows.ids.back())];
-      if (request != span.request + 1) fresh.push_back(rows.ids.back());
-      request = span.request + 1;
     }
     for (const std::int32_t s : rows.span) {
       const auto& full = batch.spans[static_cast<std::size_t>(s)].tables.full;
@@ -84,11 +93,11 @@ class HotLatents {
     }
     rows.selected.resize(static_cast<std::size_t>(rows.size() * top_k));
     rows.slots.resize(rows.selected.size());
-    return hot_->reset(fresh, stream);
+    return begin(batch, stream);
   }
 
   /// The lease under which rows.slots are read, [rows][top_k]; rows.selected is filled by work queued before.
-  auto resolve(const kvire::Step<Host>& step, kvire::EntrySlot layer, Rows& rows, int top_k) {
+  auto resolve(const kvire::Step<Backend>& step, kvire::EntrySlot layer, Rows& rows, int top_k) {
     return hot_->resolve(step, layer, rows.hot(), {rows.selected.data(), {rows.size(), 1, top_k}}, {rows.slots.data(), {rows.size(), 1, top_k}}, &counts_);
   }
 
@@ -100,7 +109,7 @@ class HotLatents {
     std::vector<std::size_t> group;  ///< number of each among the step's groups
     std::vector<float> vectors;
   };
-  kvire::Status write(const kvire::Step<Host>& step, kvire::EntrySlot layer, Fresh& fresh, const kvire::StoreOptions& options) {
+  kvire::Status write(const kvire::Step<Backend>& step, kvire::EntrySlot layer, Fresh& fresh, const kvire::StoreOptions& options) {
     const std::int64_t n = fresh.rows.size();
     fresh.slots.resize(static_cast<std::size_t>(n));
     const kvire::Tensor<const std::int32_t, 2> positions{fresh.positions.data(), {n, 1}};
@@ -111,8 +120,8 @@ class HotLatents {
   }
 
  private:
-  std::optional<kvire::HostPool<P, Host>> pages_;
-  std::optional<kvire::HotSet<P, Host>> hot_;
+  std::optional<kvire::HostPool<P, Backend>> pages_;
+  std::optional<kvire::HotSet<P, Backend>> hot_;
   std::vector<std::size_t> request_of_;  // whose each row is, counted from 1
   kvire::HotCounts counts_;
 };

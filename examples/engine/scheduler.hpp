@@ -59,10 +59,8 @@ class Scheduler {
     stats.bytes_to_device = tiers_.cache().loaded().bytes();
     stats.kernels = tiers_.kernels();
     stats.graph_replays = tiers_.graph_replays();
-    if constexpr (requires { shared_.counts(); }) {
-      stats.hot_hits = shared_.counts().hits;
-      stats.hot_misses = shared_.counts().misses;
-    }
+    stats.hot_hits = shared_.hot_counts().hits;
+    stats.hot_misses = shared_.hot_counts().misses;
     stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(replay_);
   }

@@ -55,7 +55,11 @@ class Tiers {
   static constexpr int request = Entries::template space_index<kvire::space::Request>();
 
   static kvire::Result<std::unique_ptr<Tiers>> make(const ReplaySettings& sizes, std::unique_ptr<Tamper<IndexKey, Backend>> tamper = nullptr) {
-    auto device = Device::make({.pages = pages(sizes.device_pages, sizes.sessions + reserve(sizes) + 1), .layers = sizes.layers});
+    typename Device::Options options{.pages = pages(sizes.device_pages, sizes.sessions + reserve(sizes) + 1), .layers = sizes.layers};
+    // What decoding sessions read through the slots of a hot set lives where the host's pages do.
+    using Latent = typename Entries::C4Latent;
+    if (sizes.hot_slots > 0) options.template memory_of<Latent>() = kvire::BackendMemory<Backend, kvire::HostSide>::resource(Latent::policy::page_bytes);
+    auto device = Device::make(std::move(options));
     if (!device.ok()) return device.error();
     if (sizes.null_page_fill) {
       Entries::for_each([&]<class Entry>() { (void)device.value().template entry<Entry>().fill_page(kvire::DevicePage(kvire::null_page), *sizes.null_page_fill); });
