@@ -53,7 +53,7 @@ TEST_CASE("cuda grouped top-k: every length and distribution against a sort") {
   for (int kind = 0; kind < int(Kind::count); ++kind) {
     for (const int length : lengths) {
       const Rows in = make(Kind(kind), 2, length, unsigned(kind * 1000 + length));
-      for (const int k : {1, 512, 1024}) {
+      for (const int k : some({1, 512, 1024})) {
         const auto want = expected(in, k);
         CHECK_MESSAGE(select_grouped<512>(in, k) == want, std::string(name(Kind(kind))) << " length " << length << " k " << k);
         CHECK_MESSAGE(select_grouped<256>(in, k) == want, std::string(name(Kind(kind))) << " length " << length << " k " << k << ", 256 threads");

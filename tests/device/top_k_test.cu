@@ -65,7 +65,7 @@ TEST_CASE("cuda top-k: every shape, length and distribution against a sort") {
   for (int kind = 0; kind < int(Kind::count); ++kind) {
     for (const int length : lengths) {
       const Rows in = make(Kind(kind), 2, length, unsigned(kind * 1000 + length));
-      for (const int k : {1, 512, 2048}) {
+      for (const int k : some({1, 512, 2048})) {
         compare_shapes(in, k, name(Kind(kind)));
       }
     }
@@ -158,7 +158,7 @@ TEST_CASE("cuda top-k: by score") {
   for (const Kind kind : {Kind::normal, Kind::eighths, Kind::infinite}) {
     for (const int length : {300, 4096, 50001}) {
       const Rows in = make(kind, 2, length, 5);
-      for (const int k : {1, 500, 2048}) {
+      for (const int k : some({1, 500, 2048})) {
         compare_shapes(in, k, "by score", true);
       }
     }
@@ -170,7 +170,7 @@ TEST_CASE("cuda top-k: pages that are -1 or bad are never selected; positions be
     const PagedRows in(make(Kind::normal, 2, length, 11));
     const std::int64_t bad = std::count(in.table.begin(), in.table.end(), 0x7FFFFFFF);
     for (const bool translate : {false, true}) {
-      for (const int k : {1, 512, 2048}) {
+      for (const int k : some({1, 512, 2048})) {
         const auto want = expected(in, k, translate);
         for (const auto& shape : shapes()) {
           const DeviceRows rows(in, k, translate);
@@ -190,7 +190,7 @@ TEST_CASE("cuda top-k: the same on 20 runs, alone and in any batch") {
   for (const int r : {0, 13, 39}) std::copy(one.scores.begin(), one.scores.end(), batch.scores.begin() + std::ptrdiff_t(r) * batch.stride);
   const auto want = expected(one.scores.data(), 40000, 2048);
   for (const auto& shape : shapes()) {
-    for (int run = 0; run < 20; ++run) CHECK(select(one, 2048, shape) == want);
+    for (int run = 0; run < (full() ? 20 : 5); ++run) CHECK(select(one, 2048, shape) == want);
     const auto all = select(batch, 2048, shape);
     for (const int r : {0, 13, 39}) CHECK(std::equal(want.begin(), want.end(), all.begin() + std::ptrdiff_t(r) * 2048));
   }

@@ -125,4 +125,9 @@ inline std::vector<std::int32_t> expected(const PagedRows& in, int k, bool trans
 
 inline bool full() { return !small_run(); }
 
+/// What a test goes through: all of it, or the middle one alone when small.
+inline std::vector<int> some(std::vector<int> all) {
+  return full() ? all : std::vector<int>{all[all.size() / 2]};
+}
+
 }  // namespace kvire_test
