@@ -33,6 +33,10 @@ inline const std::vector<CompileFault>& compile_faults() {
       {"missing space: the window forgotten in a plan", "kvire/preset/deepseek_v4.hpp kvire/transfer/bundle.hpp",
        "using Model = preset::deepseek_v4::Flash<>;\n"
        "BundlePlan<Model> moves(in_space<space::Full>(PagePlan<HostPage, DevicePage>{}), without<space::Request>());"},
+      {"swapped sides: a list of host pages where the device's belong", "kvire/exec/host/stream.hpp kvire/layout/policies.hpp kvire/transfer/transfer.hpp",
+       "using Keys = Fp8WithScale<64, 128>;\n"
+       "auto move(const DevicePool<Keys, Host>& d, HostPool<Keys, Host>& h, std::vector<PageRef<HostPage>> pages, Stream<Host>& s) {\n"
+       "  return backup(d, h, plan(pages, pages), s);\n}"},
       {"scale count: one scale for two blocks of values", "kvire/layout/policies.hpp",
        "struct Keys : PageLayout<64, 1, Plane<Field<role::Value, Element::e4m3, 128>>, Plane<Field<role::Scale, Element::f32, 1>>> {\n"
        "  static constexpr const char* name = \"Keys\";\n  using Scaling = ScaleRule<role::Value, 64>;\n};\nstatic_assert(require_layout<Keys>());"},

@@ -86,6 +86,16 @@ std::vector<Fault> transfer_faults() {
          Pools p;
          return status_of(backup(p.device, p.host, BundlePlan<Model>(in_space<space::Full>(plan(std::vector{HostPage(1), HostPage(1)}, std::vector{DevicePage(1), DevicePage(2)}))), p.stream));
        }},
+      {"swapped sides: a plan between two device pools that begins with the destination", "transfer", ErrorCode::mismatch,
+       [] {
+         using Keys = DevicePool<Fp8, Host>;
+         auto from = Keys::make({.layers = 1, .pages = 4, .name = "old"}).value();
+         auto to = Keys::make({.layers = 1, .pages = 4, .name = "new"}).value();
+         auto stream = Stream<Host>::make().value();
+         const auto source = from.allocate(2).value();
+         const auto destination = to.allocate(2).value();
+         return status_of(migrate(from, to, plan(destination, source), stream));
+       }},
       {"stale generation: the page was freed and taken again", "transfer", ErrorCode::stale,
        [] {
          Pools p;

@@ -34,6 +34,7 @@ using Stateful = CacheBundle<Schedule, Latent, IndexK, State>;
 void good(Mirror<Keys>& host, Device<Keys>& device, Device<Fp8>& other, const Pairs& pairs, Stream<Host>& stream) {
   (void)load(host, device, pairs, stream);
   (void)migrate(device, other, PagePlan<DevicePage, DevicePage>{}, stream);
+  (void)backup(device, host, PagePlan<DevicePage, HostPage>{}, stream);
 }
 void good(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<Both>& plan, Stream<Host>& stream) {
   (void)load(host, device, plan, stream);
@@ -88,4 +89,18 @@ void bad(Device<Bf16Contiguous<64, 128, content::RopeHead64>>& from, Device<Bf16
 #elif KVIRE_FAIL == 10  // expect: transfer.every-space
 // The states that go with the window were not thought of.
 BundlePlan<Stateful> bad(const Pairs& pages) { return BundlePlan<Stateful>(in_space<space::Full>(pages)); }
+#elif KVIRE_FAIL == 11  // expect: transfer.plan-sides
+// Two lists of the host's pages: the second would be taken for pages of the device.
+void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<PageRef<HostPage>>& pages, Stream<Host>& stream) {
+  (void)load(host, device, plan(pages, pages), stream);
+}
+#elif KVIRE_FAIL == 12  // expect: transfer.plan-sides
+void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<DeviceSlot>& slots, Stream<Host>& stream) {
+  (void)backup(device, host, plan_tokens(slots, slots), stream);
+}
+#elif KVIRE_FAIL == 13  // expect: transfer.plan-sides
+// A plan for the way to the host, used between two device pools.
+void bad(Device<Keys>& from, Device<Fp8>& to, const Pairs& pairs, Stream<Host>& stream) { (void)migrate(from, to, pairs, stream); }
+#elif KVIRE_FAIL == 14  // expect: transfer.plan-sides
+BundlePlan<LatentOnly> bad(const PagePlan<DevicePage, DevicePage>& pages) { return BundlePlan<LatentOnly>(in_space<space::Full>(pages)); }
 #endif

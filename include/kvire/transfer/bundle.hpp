@@ -54,11 +54,13 @@ constexpr LeftOut<Space> without() {
 ///
 ///     BundlePlan<Model> moves(in_space<space::Full>(plan(from, to)), in_space<space::Window>(plan(pairs)), without<space::Request>());
 ///
-/// There is no way to name some entries of a space only. A named space may have no pages this time.
+/// The plan of a space may have its sides in either order. There is no way to name some entries of a space only. A named space may have no pages this time.
 template <class Bundle, class First = HostPage, class Second = DevicePage>
 class BundlePlan {
  public:
   using bundle = Bundle;
+  using first_id = First;
+  using second_id = Second;
 
   template <class... Spaces>
   explicit BundlePlan(Spaces... named) {
@@ -94,9 +96,15 @@ class BundlePlan {
     return Bundle::template index_of_space<Space>();
   }
 
-  template <class Space>
-  void take(SpacePlan<Space, First, Second> named) {
-    spaces_[index<Space>()] = std::move(named.pages);
+  template <class Space, class A, class B>
+  void take(SpacePlan<Space, A, B> named) {
+    auto& p = named.pages;
+    if constexpr (detail::source_is_first<A, B, First, Second>()) {
+      spaces_[index<Space>()] = std::move(p);
+    } else if constexpr (std::is_same_v<A, Second> && std::is_same_v<B, First>) {
+      spaces_[index<Space>()] = {std::move(p.second), std::move(p.first), std::move(p.second_generation), std::move(p.first_generation),
+                                 std::move(p.second_ledger), std::move(p.first_ledger)};
+    }
   }
   template <class Space>
   void take(LeftOut<Space>) {}
@@ -128,12 +136,13 @@ constexpr bool require_whole_bundle() {
 
 /// All entries of a bundle, layer by layer of the model: whatever a layer owns arrives before its event.
 template <class From, class To, class Plan>
-Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                                 const TransferOptions<typename From::backend>& options) {
   static_assert(require_bundle_transfer<From, To, Plan>());
   using Bundle = typename From::bundle;
   using Backend = typename From::backend;
   using Engine = TransferEngine<Backend>;
+  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
   if (from.layers() != to.layers()) {
     return Error{ErrorCode::mismatch, "bundle pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) +
                                           " model layers against " + std::to_string(to.layers())};
@@ -150,11 +159,7 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
     if constexpr (Bundle::template first_of_space<Entry>) {
       const auto& space = plan.template of<Space>();
       if (!status.ok() || (space.first.empty() && space.second.empty())) return;
-      using Pages = std::decay_t<decltype(space)>;
-      const auto& source = from.template ledger<Space>();
-      const auto& destination = to.template ledger<Space>();
-      auto held = hold_pages(builder, ledger_of<typename Pages::first_id>(source, destination), ledger_of<typename Pages::second_id>(destination, source), space,
-                             to_second);
+      auto held = hold_pages(builder, from.template ledger<Space>(), to.template ledger<Space>(), side_of<first>(space), side_of<!first>(space));
       if (held.ok()) {
         ids[Bundle::template space_index<Space>()] = std::move(held).value();
       } else {
@@ -205,13 +210,13 @@ template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan,
                                          const TransferOptions<B>& options = {}) {
   static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, HostSide>, BundlePool<Bundle2, C, DeviceSide>, Plan>());
-  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(host, device, plan, true, CopyDirection::host_to_device, options);
+  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(host, device, plan, CopyDirection::host_to_device, options);
 }
 template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_backup(const BundlePool<Bundle, B, DeviceSide>& device, BundlePool<Bundle2, C, HostSide>& host, const Plan& plan,
                                            const TransferOptions<B>& options = {}) {
   static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, DeviceSide>, BundlePool<Bundle2, C, HostSide>, Plan>());
-  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(device, host, plan, false, CopyDirection::device_to_host, options);
+  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(device, host, plan, CopyDirection::device_to_host, options);
 }
 template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<Ticket<B>> load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan, Stream<B>& stream,

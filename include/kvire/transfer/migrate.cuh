@@ -45,14 +45,14 @@ Status launch_migrate_pages(Stream<Cuda>& stream, const PageList& list, Uploaded
 
 /// `migrate` of the CUDA backend: decoded and encoded by a kernel while the pages cross the link, to the bytes of the host's. From a host to a device
 /// pool or back; between two device pools as well. Otherwise as the host's.
-template <class P, class Q, class Side, class OtherSide>
+template <class P, class Q, class Side, class OtherSide, class First, class Second>
 Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
-                                               const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,
+                                               const PagePlan<First, Second>& plan,
                                                const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
   static_assert(detail::require_migrate<P, Q>());
   if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
   constexpr auto direction = detail::direction_between<PagePool<P, Cuda, Side>, PagePool<Q, Cuda, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, true, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
+  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.engine = Engine::sm_kernel;
     piece.count.pages = n;
@@ -66,9 +66,9 @@ Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& fr
     piece.row = row;
   });
 }
-template <class P, class Q, class Side, class OtherSide>
+template <class P, class Q, class Side, class OtherSide, class First, class Second>
 Result<Ticket<Cuda>> migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
-                             const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan, Stream<Cuda>& stream,
+                             const PagePlan<First, Second>& plan, Stream<Cuda>& stream,
                              const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
   return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
 }

@@ -55,20 +55,20 @@ constexpr CopyDirection direction_between() {
 
 }  // namespace detail
 
-/// The one way between two policies, only ever by this name: decodes each row of the plan's first pages and encodes it, by the other
-/// policy's rules and `row`, into the second ones. Layers, order, ownership and errors as for `load`; duplicate for
+/// The one way between two policies, only ever by this name: decodes each row of the source pages of the plan and encodes it, by the other
+/// policy's rules and `row`, into the destinations. Of a plan between pools of one side the first pages are the source. Layers, order, ownership and errors as for `load`; duplicate for
 /// a page of one pool on both sides; unsupported with TransferOptions::digest, since the bytes differ on purpose. Host backend.
 ///
 /// Error: what has arrived differs from what `from` decodes to by at most error_bound<To, role>(row) of each element's field in `To`
 /// (codec/error_bound.hpp), and `from` itself by error_bound<From, role>() from what was once stored. Padding of the page is left alone.
-template <class P, class Q, HostTag Backend, class Side, class OtherSide>
+template <class P, class Q, HostTag Backend, class Side, class OtherSide, class First, class Second>
 Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
-                                               const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan,
+                                               const PagePlan<First, Second>& plan,
                                                const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
   static_assert(detail::require_migrate<P, Q>());
   if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
   constexpr auto direction = detail::direction_between<PagePool<P, Backend, Side>, PagePool<Q, Backend, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, true, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
+  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.engine = Engine::host_codec;
     piece.count.pages = n;
@@ -79,9 +79,9 @@ Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Sid
     };
   });
 }
-template <class P, class Q, HostTag Backend, class Side, class OtherSide>
+template <class P, class Q, HostTag Backend, class Side, class OtherSide, class First, class Second>
 Result<Ticket<Backend>> migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
-                             const PagePlan<typename Side::page_id, typename OtherSide::page_id>& plan, Stream<Backend>& stream,
+                             const PagePlan<First, Second>& plan, Stream<Backend>& stream,
                              const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
   return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
 }

@@ -13,6 +13,15 @@
 
 KVIRE_NAMESPACE_BEGIN
 
+namespace rule {
+template <class PlanFirst, class PlanSecond, class FromPool, class ToPool, bool Fit>
+struct PlanSides {
+  static_assert(Fit,
+                "kvire [transfer.plan-sides]: a plan pairs pages of the two pools that it is used with, in either order where their ids differ. Ids of another side would "
+                "name pages of a pool that they were never of. Fix: make the plan of one list of each pool's pages, or use it with the pools that its pages are of.");
+};
+}  // namespace rule
+
 /// What a transfer moves: whole pages or single tokens. Said by the caller through the type of the plan, never guessed from a count of ids.
 enum class Granularity : unsigned char { page, token };
 
@@ -33,14 +42,15 @@ constexpr TokenSlot<PageId> slot_of(PageId page, int token) {
   return {static_cast<std::int64_t>(page.value) * P::tokens_per_page + token};
 }
 
-/// Two places that one transfer connects. For loads and backups alike the host page comes first.
+/// Two places that one transfer connects. Which is the source follows from the pools of the transfer where one is a host page and one a device page, whatever
+/// their order; of two pages of one kind the first is.
 template <class First, class Second>
 struct PagePair {
   First first;
   Second second;
 };
 
-/// Page ids of both sides, in step. Holding it checks nothing: `load`, `backup` and `migrate` check every id against their pools before any
+/// Page ids of both sides, in step; which side is the source, as for PagePair. Holding it checks nothing: `load`, `backup` and `migrate` check every id against their pools before any
 /// byte moves, and refuse lists of different lengths instead of cutting the longer.
 template <class First, class Second>
 struct PagePlan {
@@ -134,5 +144,41 @@ template <class First, class Second>
 TokenPlan<First, Second> plan_tokens(std::vector<TokenSlot<First>> first, std::vector<TokenSlot<Second>> second) {
   return {std::move(first), std::move(second)};
 }
+
+namespace detail {
+
+/// Whether the source is the first side of a plan between pools with ids of these types.
+template <class First, class Second, class From, class To>
+constexpr bool source_is_first() {
+  constexpr bool first = std::is_same_v<First, From> && std::is_same_v<Second, To>;
+  (void)sizeof(rule::PlanSides<First, Second, From, To, first || (std::is_same_v<First, To> && std::is_same_v<Second, From>)>);
+  return first;
+}
+
+/// One side of a plan of pages, as it stands there.
+template <class PageId>
+struct PageSide {
+  const std::vector<PageId>& pages;
+  const std::vector<std::uint32_t>& generation;
+  const std::vector<const void*>& ledger;
+};
+template <bool OfFirst, class First, class Second>
+auto side_of(const PagePlan<First, Second>& plan) {
+  if constexpr (OfFirst) {
+    return PageSide<First>{plan.first, plan.first_generation, plan.first_ledger};
+  } else {
+    return PageSide<Second>{plan.second, plan.second_generation, plan.second_ledger};
+  }
+}
+template <bool OfFirst, class First, class Second>
+const auto& side_of(const TokenPlan<First, Second>& plan) {
+  if constexpr (OfFirst) {
+    return plan.first;
+  } else {
+    return plan.second;
+  }
+}
+
+}  // namespace detail
 
 KVIRE_NAMESPACE_END

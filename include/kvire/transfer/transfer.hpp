@@ -47,29 +47,16 @@ std::vector<Index> plain(const std::vector<Id>& ids) {
   return out;
 }
 
-/// The ledger that ids of a plan's side are of: `a`, unless only `b` has ids of this type.
-template <class PageId, class A, class B>
-const auto& ledger_of(const A& a, const B& b) {
-  if constexpr (std::is_same_v<PageId, typename A::page_id>) {
-    return a;
-  } else {
-    return b;
-  }
-}
-
-/// Checks and holds the pages of both sides; the ids are trusted afterwards. `from` and `to` say which side of the plan is the source.
-template <class Backend, class First, class Second>
-Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuilder<Backend>& builder, const PageLedger<First, Backend>& first,
-                                                                   const PageLedger<Second, Backend>& second, const PagePlan<First, Second>& plan,
-                                                                   bool to_second) {
-  if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), "s"); !s.ok()) return s.error();
+/// Checks and holds the pages of both sides; the ids are trusted afterwards.
+template <class Backend, class From, class To, class Source, class Destination>
+Result<std::shared_ptr<const CheckedIds<std::int32_t>>> hold_pages(TransferBuilder<Backend>& builder, const PageLedger<From, Backend>& from,
+                                                                   const PageLedger<To, Backend>& to, const Source& source, const Destination& destination) {
+  if (Status s = check_counts<From, To>(from.name(), to.name(), source.pages.size(), destination.pages.size(), "s"); !s.ok()) return s.error();
   auto ids = std::make_shared<CheckedIds<std::int32_t>>();
-  auto& of_first = to_second ? ids->from : ids->to;
-  auto& of_second = to_second ? ids->to : ids->from;
-  of_first = plain<std::int32_t>(plan.first);
-  of_second = plain<std::int32_t>(plan.second);
-  if (Status s = builder.hold(first, of_first, plan.first_generation, plan.first_ledger, !to_second); !s.ok()) return s.error();
-  if (Status s = builder.hold(second, of_second, plan.second_generation, plan.second_ledger, to_second); !s.ok()) return s.error();
+  ids->from = plain<std::int32_t>(source.pages);
+  ids->to = plain<std::int32_t>(destination.pages);
+  if (Status s = builder.hold(from, ids->from, source.generation, source.ledger, false); !s.ok()) return s.error();
+  if (Status s = builder.hold(to, ids->to, destination.generation, destination.ledger, true); !s.ok()) return s.error();
   return std::shared_ptr<const CheckedIds<std::int32_t>>(std::move(ids));
 }
 
@@ -87,9 +74,8 @@ Status check_apart(const std::string& pool, const std::vector<PageId>& first, co
 }
 
 /// One side of a token plan: slots in range, no destination twice, their pages held.
-template <class P, class Backend, class PageId>
-Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Backend>& ledger, const std::vector<TokenSlot<PageId>>& slots,
-                  bool destination) {
+template <class P, class Backend, class PageId, class Slot>
+Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Backend>& ledger, const std::vector<Slot>& slots, bool destination) {
   const std::int64_t bound = static_cast<std::int64_t>(ledger.pages()) * P::tokens_per_page;
   std::vector<std::int64_t> list;
   list.reserve(slots.size());
@@ -114,16 +100,15 @@ Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Ba
   return builder.hold(ledger, pages, {}, {}, destination);
 }
 
-template <class P, class Backend, class First, class Second>
-Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuilder<Backend>& builder, const PageLedger<First, Backend>& first,
-                                                                    const PageLedger<Second, Backend>& second,
-                                                                    const TokenPlan<First, Second>& plan, bool to_second) {
-  if (Status s = check_counts<First, Second>(first.name(), second.name(), plan.first.size(), plan.second.size(), " tokens"); !s.ok()) return s.error();
-  if (Status s = hold_slots<P>(builder, first, plan.first, !to_second); !s.ok()) return s.error();
-  if (Status s = hold_slots<P>(builder, second, plan.second, to_second); !s.ok()) return s.error();
+template <class P, class Backend, class From, class To, class Source, class Destination>
+Result<std::shared_ptr<const CheckedIds<std::int64_t>>> hold_tokens(TransferBuilder<Backend>& builder, const PageLedger<From, Backend>& from,
+                                                                    const PageLedger<To, Backend>& to, const Source& source, const Destination& destination) {
+  if (Status s = check_counts<From, To>(from.name(), to.name(), source.size(), destination.size(), " tokens"); !s.ok()) return s.error();
+  if (Status s = hold_slots<P>(builder, from, source, false); !s.ok()) return s.error();
+  if (Status s = hold_slots<P>(builder, to, destination, true); !s.ok()) return s.error();
   auto ids = std::make_shared<CheckedIds<std::int64_t>>();
-  ids->from = to_second ? plain<std::int64_t>(plan.first) : plain<std::int64_t>(plan.second);
-  ids->to = to_second ? plain<std::int64_t>(plan.second) : plain<std::int64_t>(plan.first);
+  ids->from = plain<std::int64_t>(source);
+  ids->to = plain<std::int64_t>(destination);
   return std::shared_ptr<const CheckedIds<std::int64_t>>(std::move(ids));
 }
 
@@ -170,9 +155,9 @@ std::vector<int> positions_of(const std::vector<Int>& labels, int slots) {
   return position;
 }
 
-/// One pool to another. `to_second`: from the plan's first side to its second. `fill(piece, slot, ids, digest key)` says how a layer moves.
+/// One pool to another. `fill(piece, slot, ids, digest key)` says how a layer moves.
 template <class From, class To, class Plan, class Fill>
-Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                                const TransferOptions<typename From::backend>& options, Fill fill) {
   using P = typename From::policy;
   using Backend = typename From::backend;
@@ -189,13 +174,12 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     }
   }
   TransferBuilder<Backend> builder(options, labels.value());
-  const auto& first = ledger_of<typename Plan::first_id>(from.ledger(), to.ledger());
-  const auto& second = ledger_of<typename Plan::second_id>(to.ledger(), from.ledger());
+  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
   auto ids = [&] {
     if constexpr (Plan::granularity == Granularity::page) {
-      return hold_pages(builder, first, second, plan, to_second);
+      return hold_pages(builder, from.ledger(), to.ledger(), side_of<first>(plan), side_of<!first>(plan));
     } else {
-      return hold_tokens<P>(builder, first, second, plan, to_second);
+      return hold_tokens<P>(builder, from.ledger(), to.ledger(), side_of<first>(plan), side_of<!first>(plan));
     }
   }();
   if (!ids.ok()) return ids.error();
@@ -217,13 +201,13 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
 }
 
 template <class From, class To, class Plan>
-Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, bool to_second, CopyDirection direction,
+Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                          const TransferOptions<typename From::backend>& options) {
   static_assert(require_transfer<From, To>());
   using P = typename From::policy;
   using Engine = TransferEngine<typename From::backend>;
   Status sealed;
-  auto prepared = prepare_pools(from, to, plan, to_second, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
+  auto prepared = prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
     auto seal = seal_of_piece(from, to, slot, ids, options);
     if (seal.ok()) {
       piece.seal = std::move(seal).value();
@@ -251,19 +235,19 @@ Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream
 }  // namespace detail
 
 /// A load that is checked and owns its pages, to be issued later by any thread. `plan` is a PagePlan or a TokenPlan of HostPage and
-/// DevicePage. All ids are checked before any byte moves. Errors, naming pool, id and bound: mismatch for sides of different lengths or pools of
+/// DevicePage, in either order. All ids are checked before any byte moves. Errors, naming pool, id and bound: mismatch for sides of different lengths or pools of
 /// different layers, and for a PageRef of another pool; out_of_range, invalid_argument and duplicate for ids (see PageLedger::hold) and for a destination named twice; stale for
 /// a generation that has passed.
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan,
                                          const TransferOptions<B>& options = {}) {
-  return detail::prepare(host, device, plan, true, CopyDirection::host_to_device, options);
+  return detail::prepare(host, device, plan, CopyDirection::host_to_device, options);
 }
 /// The same from the device to the host.
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan,
                                            const TransferOptions<B>& options = {}) {
-  return detail::prepare(device, host, plan, false, CopyDirection::device_to_host, options);
+  return detail::prepare(device, host, plan, CopyDirection::device_to_host, options);
 }
 
 /// Queues the copy of pages or tokens from the host to the device, layer by layer with an event behind each. Returns at once; see
