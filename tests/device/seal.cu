@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <vector>
 
@@ -181,7 +182,7 @@ TEST_CASE("cuda seals: of a whole bundle, beside digests") {
   CHECK(contains(status.error().message, "seal of entry"));
 }
 
-TEST_CASE("cuda seals: what has read the pages before the verdict fails with it, and who comes later is refused") {
+TEST_CASE("cuda seals: what has read the pages before the verdict fails with it, and who comes later is refused" * doctest::test_suite("held")) {
   using P = Fp8WithScale<64, 128>;
   Trip<P> trip;
   auto compute = Stream<Cuda>::make({.name = "compute"}).value();
@@ -190,16 +191,29 @@ TEST_CASE("cuda seals: what has read the pages before the verdict fails with it,
   const std::vector<DevicePage> pages{own[0].id()};
   CHECK(trip.out().ok());
   trip.at_host(0, 0, 5) ^= std::byte{1};
+  // Everything is queued before the load has begun.
+  auto hold = CopyHold::make();
+  const std::atomic<bool> never{false};
+  REQUIRE(trip.stream.launch([&] { (void)hold->hold(never); }).ok());
   const auto ticket = trip.in();
   const auto save = [&](const std::vector<PageRef<DevicePage>>& from) { return backup(trip.device, trip.host, plan(spare, from), trip.stream, {.name = "save"}); };
-  auto copied = save({trip.back[0]}).value();
+  auto copied = save({trip.back[0]});
   Gate<Cuda> gate;
-  auto step = gate.begin({ticket}, compute).value();
-  CHECK(launch(compute, [](cudaStream_t, auto, auto) {}, step.read(trip.device, EntrySlot(0)).value(), step.write(trip.device, EntrySlot(0), pages).value()).ok());
+  auto step = gate.begin({ticket}, compute);
+  if (step.ok()) {
+    auto keys = step.value().read(trip.device, EntrySlot(0));
+    auto mine = step.value().write(trip.device, EntrySlot(0), pages);
+    CHECK(keys.ok());
+    CHECK(mine.ok());
+    if (keys.ok() && mine.ok()) CHECK(launch(compute, [](cudaStream_t, auto, auto) {}, keys.value(), mine.value()).ok());
+  }
+  hold->release();
   CHECK(compute.synchronize(deadline_in(20s)).ok());
-  CHECK(copied.wait(deadline_in(20s)).error().code == ErrorCode::mismatch);
+  REQUIRE(copied.ok());
+  REQUIRE(step.ok());
+  CHECK(copied.value().wait(deadline_in(20s)).error().code == ErrorCode::mismatch);
   CHECK(ticket.wait(deadline_in(20s)).error().code == ErrorCode::mismatch);
-  CHECK(step.status().error().code == ErrorCode::mismatch);
+  CHECK(step.value().status().error().code == ErrorCode::mismatch);
 
   for (const DevicePage page : {trip.back[0].id(), trip.back[2].id(), own[0].id()}) CHECK_FALSE(trip.device.ledger().readable(page).ok());
   CHECK(contains(trip.device.ledger().readable(trip.back[0].id()).error().message, "transfer 'in' failed to write it"));
@@ -208,6 +222,8 @@ TEST_CASE("cuda seals: what has read the pages before the verdict fails with it,
   CHECK_FALSE(save(own).ok());
   trip.at_host(0, 0, 5) ^= std::byte{1};
   CHECK(trip.in().wait(deadline_in(20s)).ok());
-  CHECK(save({trip.back[0]}).value().wait(deadline_in(20s)).ok());
+  auto again = save({trip.back[0]});
+  REQUIRE(again.ok());
+  CHECK(again.value().wait(deadline_in(20s)).ok());
   CHECK(trip.host.ledger().readable(spare[0].id()).ok());
 }
