@@ -41,4 +41,27 @@ void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool) {
   EntrySlot slot = LayerId(7);
   (void)step.read(pool, slot);
 }
+#elif KVIRE_FAIL == 6  // expect: sync.no-lease
+// The Result, not the lease.
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool, std::span<const DevicePage> pages, Stream<Host>& stream) {
+  launch(stream, [](ConstPageView<Keys, Host>) {}, step.read(pool, EntrySlot(0), pages));
+}
+#elif KVIRE_FAIL == 7  // expect: sync.lease-arguments
+// A number: a slot, a layer, a page?
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool) { (void)step.read(pool, 1); }
+#elif KVIRE_FAIL == 8  // expect: sync.lease-arguments
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool, std::span<const DevicePage> pages) { (void)step.read(pool, 1L, pages); }
+#elif KVIRE_FAIL == 9  // expect: sync.lease-arguments
+// Pages of the other side.
+void bad(const Step<Host>& step, DevicePool<Keys, Host>& pool, const std::vector<HostPage>& pages) { (void)step.write(pool, EntrySlot(0), pages); }
+#elif KVIRE_FAIL == 10  // expect: sync.lease-arguments
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool, const std::vector<PageRef<HostPage>>& pages) { (void)step.read(pool, EntrySlot(0), pages); }
+#elif KVIRE_FAIL == 11  // expect: sync.lease-arguments
+// A page where a list of pages is meant, and a table as kernels take it.
+void bad(const Step<Host>& step, DevicePool<Keys, Host>& pool) { (void)step.write(pool, EntrySlot(0), 1); }
+#elif KVIRE_FAIL == 12  // expect: sync.lease-arguments
+void bad(const Step<Host>& step, const DevicePool<Keys, Host>& pool, const std::vector<int>& pages) { (void)step.read(pool, EntrySlot(0), pages); }
+#elif KVIRE_FAIL == 13  // expect: sync.lease-arguments
+// The Result, not the pages.
+void bad(const Step<Host>& step, DevicePool<Keys, Host>& pool) { (void)step.read(pool, EntrySlot(0), pool.allocate(2)); }
 #endif

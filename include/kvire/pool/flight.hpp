@@ -103,11 +103,7 @@ class LedgerState final : public LedgerCore {
   std::vector<InFlight<Backend>> in_flight(std::int32_t page) {
     std::vector<InFlight<Backend>> found;
     if (!check_id(page).ok() || record(page).holds == 0) return found;
-    std::lock_guard lock(mutex_);
-    take_note();
-    for (const auto* flight : flights_) {
-      if (!flight->ended && contains(flight->pages, page)) found.push_back(flight->work);
-    }
+    for (auto& flight : in_flight(std::span<const std::int32_t>(&page, 1))) found.push_back(std::move(flight.second));
     return found;
   }
 
@@ -122,6 +118,17 @@ class LedgerState final : public LedgerCore {
       auto b = flight->pages.begin();
       while (a != pages.end() && b != flight->pages.end() && *a != *b) *a < *b ? void(++a) : void(++b);
       if (a != pages.end() && b != flight->pages.end()) found.push_back({*a, flight->work});
+    }
+    return found;
+  }
+
+  /// Loads of any page that have not ended, each with its first page, in the order they began.
+  std::vector<std::pair<std::int32_t, InFlight<Backend>>> loads() {
+    std::vector<std::pair<std::int32_t, InFlight<Backend>>> found;
+    std::lock_guard lock(mutex_);
+    take_note();
+    for (const auto* flight : flights_) {
+      if (!flight->ended && flight->work.use == PageUse::load && !flight->pages.empty()) found.push_back({flight->pages.front(), flight->work});
     }
     return found;
   }
@@ -174,11 +181,7 @@ class LedgerState final : public LedgerCore {
     // Without the lock: an outside allocator that is given its pages back may well drop a ledger of its own.
     for (auto* state : states) {
       state->poll(true);
-      if (state->settle()) {
-        state->unanchor();
-      } else {
-        state->add_orphan();
-      }
+      state->settle() ? state->unanchor() : state->add_orphan();
     }
   }
 

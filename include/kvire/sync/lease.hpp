@@ -147,8 +147,9 @@ namespace rule {
 template <class Argument, bool IsLease>
 struct NoLease {
   static_assert(IsLease,
-                "kvire [sync.no-lease]: kernels take a lease, not a view, a pool or a pointer. Without one they may run before the layer's load has landed. "
-                "Fix: pass step.read(pool, slot) or step.write(pool, slot, pages), or assume_ready(view) for memory that no transfer touches.");
+                "kvire [sync.no-lease]: kernels take a lease, not a view, a pool or a pointer, nor the Result around one. Without one they may run before the layer's load has landed. "
+                "Fix: pass .value() of the Result that step.read(pool, slot, pages) or step.write(pool, slot, pages) returned, or assume_ready(view) for memory that no transfer "
+                "touches.");
 };
 template <class Argument, bool IsWriteLease>
 struct ReadOnly {

@@ -11,37 +11,32 @@
 #include <kvire/pool/bundle_pool.hpp>
 #include <kvire/sync/lease.hpp>
 #include <kvire/sync/progress.hpp>
+#include <kvire/sync/require.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
 template <class Backend>
 class Gate;
 
-namespace rule {
-template <class Backend, class PoolBackend, bool Same>
-struct StepBackend {
-  static_assert(Same,
-                "kvire [sync.same-backend]: a step leases pools of its own backend. Its stream could not wait for another backend's loads. "
-                "Fix: begin the step on a stream of the pool's backend, or name the pool of the step's backend.");
-};
-}  // namespace rule
-
 /// One step of the engine: a pass of kernels on one stream that depends on the transfers its gate was given, and on no others. Leases come
 /// from here. Copyable handle; the stream must outlive it. Safe from any thread, though kernels of one stream are queued by one thread at a time.
 template <class Backend>
 class Step {
  public:
-  /// Permission to read a layer of a pool. Queues, on the step's stream, waits for that layer's loads; never blocks the host. Errors:
-  /// out_of_range; the failure of a load, if it is known already. One that fails later is found by the kernels, which then do nothing.
+  /// Permission to read a layer of a pool, for kernels of which nobody can say which pages they read. Queues, on the step's stream, waits for the
+  /// step's loads of that layer; never blocks the host. Errors: out_of_range; the failure of a load, if it is known already; busy, naming load and
+  /// page, while a load of that layer is under way that the step does not name. A load that fails later is found by the kernels, which then do nothing.
+  /// It holds no pages: one that is freed, or loaded into, before the kernels have run is overwritten under them. Prefer the form below.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
     auto lease = begin_lease(pool, slot);
     if (!lease.ok()) return lease.error();
+    if (Status status = names_loads(pool, slot); !status.ok()) return status.error();
     return finish_read(pool, slot, std::move(lease).value());
   }
 
   /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
-  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Further errors: busy if a load into
+  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Loads of other pages do not matter. Further errors: busy if a load into
   /// them has not been issued; failed, naming page and work, if what was to write them failed and nothing has since (PageLedger::failed_writes), unless it
   /// is a load that the step names and that brought this layer; those of PageLedger::hold.
   template <class P, class B, class Side>
@@ -91,6 +86,26 @@ class Step {
     return write(pool.template entry<Entry>(), slot.value(), pages);
   }
 
+  /// Either with a list of page references, such as `allocate` gives, instead of ids. Anything else than these is refused with a reason.
+  template <class... Entry, class Pool, class Slot, class Pages>
+    requires(requires { typename Pool::page_id; } && !(detail::LeasesSlot<Pool, Slot> && detail::LeasesPages<Pool, Pages>))
+  auto read(const Pool& pool, const Slot& slot, const Pages& pages) const {
+    static_assert(detail::require_lease_arguments<Pool, Slot, Pages>());
+    return read<Entry...>(pool, slot_of<Pool>(slot), detail::LeasePages<Pool>(detail::ids_of<Pool>(pages)));
+  }
+  template <class... Entry, class Pool, class Slot, class Pages>
+    requires(requires { typename Pool::page_id; } && !(detail::LeasesSlot<Pool, Slot> && detail::LeasesPages<Pool, Pages>))
+  auto write(Pool& pool, const Slot& slot, const Pages& pages) const {
+    static_assert(detail::require_lease_arguments<Pool, Slot, Pages>());
+    return write<Entry...>(pool, slot_of<Pool>(slot), detail::LeasePages<Pool>(detail::ids_of<Pool>(pages)));
+  }
+  template <class... Entry, class Pool, class Slot>
+    requires(requires { typename Pool::page_id; } && !detail::LeasesSlot<Pool, Slot>)
+  auto read(const Pool& pool, const Slot& slot) const {
+    static_assert(detail::require_lease_arguments<Pool, Slot>());
+    return read<Entry...>(pool, slot_of<Pool>(slot));
+  }
+
   Stream<Backend>& stream() const { return *state_->stream; }
 
   /// The step's first failure. Complete once the stream has been synchronised: failures of loads are found as kernels run.
@@ -108,6 +123,12 @@ class Step {
     std::shared_ptr<detail::StepFailure> failure = std::make_shared<detail::StepFailure>();
   };
   explicit Step(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  template <class Pool, class Slot>
+  static typename detail::LeaseSlot<Pool>::type slot_of(const Slot& slot) {
+    if constexpr (detail::LeasesSlot<Pool, Slot>) return slot;
+    return {};  // has been refused
+  }
 
   template <class Entry, class Bundle, class B, class Side>
   static Result<EntrySlot> slot_in(const BundlePool<Bundle, B, Side>& pool, LayerId layer) {
@@ -137,6 +158,22 @@ class Step {
                false);
     }
     return lease;
+  }
+
+  // A lease that names no pages can wait for named loads alone: refused while there are others of its slot.
+  template <class P, class B, class Side>
+  Status names_loads(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
+    const void* memory = pool_access::memory(pool).get();
+    for (const auto& [page, flight] : pool.ledger().loads()) {
+      if (flight.extent && flight.extent->position(memory, slot.value) < 0) continue;
+      bool named = false;
+      for (const auto& load : state_->loads) named = named || load->done() == flight.event;
+      if (named) continue;
+      return Error{ErrorCode::busy, "pool " + pool.name() + ": " + flight.event.label() + " is loading " + Side::page_id::tag::name + " " +
+                                        std::to_string(page) + ", entry slot " + std::to_string(slot.value) +
+                                        ", and the step does not name it. Name it when the step begins, or the pages that the kernels read: read(pool, slot, pages)"};
+    }
+    return {};
   }
 
   // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: of what the ledger has from before. What
