@@ -122,17 +122,6 @@ class LedgerState final : public LedgerCore {
     return found;
   }
 
-  /// Loads of any page that have not ended, each with its first page, in the order they began.
-  std::vector<std::pair<std::int32_t, InFlight<Backend>>> loads() {
-    std::vector<std::pair<std::int32_t, InFlight<Backend>>> found;
-    std::lock_guard lock(mutex_);
-    take_note();
-    for (const auto* flight : flights_) {
-      if (!flight->ended && flight->work.use == PageUse::load && !flight->pages.empty()) found.push_back({flight->pages.front(), flight->work});
-    }
-    return found;
-  }
-
   /// What has left any of the pages (ascending) unwritten: each piece of work once, with the first of them. `reader`: see FailedWrites.
   std::vector<FailedWrite<Backend>> failed_writes(std::span<const std::int32_t> pages, std::int64_t reader) {
     std::vector<FailedWrite<Backend>> found;

@@ -216,9 +216,6 @@ class PageLedger {
   /// The same for many pages (ids, ascending): each piece of work once, with the first of the pages that it touches, in the order they were held.
   std::vector<std::pair<std::int32_t, InFlight<Backend>>> in_flight(std::span<const std::int32_t> pages) const { return state_->in_flight(pages); }
 
-  /// Loads that are not final, whatever their pages: each with the first of its pages, in the order they were held.
-  std::vector<std::pair<std::int32_t, InFlight<Backend>>> loads() const { return state_->loads(); }
-
   /// Which of the pages (ids, ascending) cannot be read, because a load or a store that was to write them has failed or was dropped: each piece of work
   /// once, with the first of the pages. They can be when they have been freed, or when a transfer has written all that was to be written; behind a kernel
   /// that did not run, also when one has run under a lease of the same slot. A page that such work is on its way to is not among them: it is waited for.

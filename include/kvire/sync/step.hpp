@@ -23,15 +23,14 @@ class Gate;
 template <class Backend>
 class Step {
  public:
-  /// Permission to read a layer of a pool, for kernels of which nobody can say which pages they read. Queues, on the step's stream, waits for the
-  /// step's loads of that layer; never blocks the host. Errors: out_of_range; the failure of a load, if it is known already; busy, naming load and
-  /// page, while a load of that layer is under way that the step does not name. A load that fails later is found by the kernels, which then do nothing.
-  /// It holds no pages: one that is freed, or loaded into, before the kernels have run is overwritten under them. Prefer the form below.
+  /// Permission to read a layer of a pool, for kernels of which the host does not say which pages they read. Queues, on the step's stream, waits for
+  /// the step's loads of that layer, and for no others; never blocks the host. Errors: out_of_range; the failure of a load, if it is known already. One
+  /// that fails later is found by the kernels, which then do nothing. It holds no pages: one that is freed, or loaded into, before the kernels have
+  /// run is overwritten under them. Prefer the form below.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
     auto lease = begin_lease(pool, slot);
     if (!lease.ok()) return lease.error();
-    if (Status status = names_loads(pool, slot); !status.ok()) return status.error();
     return finish_read(pool, slot, std::move(lease).value());
   }
 
@@ -158,22 +157,6 @@ class Step {
                false);
     }
     return lease;
-  }
-
-  // A lease that names no pages can wait for named loads alone: refused while there are others of its slot.
-  template <class P, class B, class Side>
-  Status names_loads(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
-    const void* memory = pool_access::memory(pool).get();
-    for (const auto& [page, flight] : pool.ledger().loads()) {
-      if (flight.extent && flight.extent->position(memory, slot.value) < 0) continue;
-      bool named = false;
-      for (const auto& load : state_->loads) named = named || load->done() == flight.event;
-      if (named) continue;
-      return Error{ErrorCode::busy, "pool " + pool.name() + ": " + flight.event.label() + " is loading " + Side::page_id::tag::name + " " +
-                                        std::to_string(page) + ", entry slot " + std::to_string(slot.value) +
-                                        ", and the step does not name it. Name it when the step begins, or the pages that the kernels read: read(pool, slot, pages)"};
-    }
-    return {};
   }
 
   // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: of what the ledger has from before. What

@@ -531,26 +531,6 @@ TEST_CASE("leases: a kernel that is given an empty lease fails the stream and do
   CHECK_FALSE(kernel_access::covers(WriteLease<Keys, Host>(), 1));
 }
 
-TEST_CASE("leases: a read without pages is refused while a load is under way that the step does not name") {
-  auto hold = CopyHold::make();
-  Setup s(FaultHooks::make([hold](const CopyInfo& info) { return info.layer == 0 ? Fault::hold(hold) : Fault::none(); }));
-  auto prepared = s.prepared();
-  auto nothing = s.gate.begin({}, s.compute).value();
-  const auto unissued = nothing.read(s.device, EntrySlot(0));
-  REQUIRE_FALSE(unissued.ok());
-  CHECK(unissued.error().code == ErrorCode::busy);
-  CHECK(contains(unissued.error().message, "transfer 'load' is loading device page " + std::to_string(s.page.id().value)));
-  auto ticket = std::move(prepared).issue(s.loader).value();
-  CHECK(nothing.read(s.device, EntrySlot(3)).error().code == ErrorCode::busy);
-  const std::vector other{s.device.allocate().value()};
-  CHECK(nothing.read(s.device, EntrySlot(0), other).ok());  // other pages do not wait for it
-  auto naming = s.gate.begin({ticket}, s.compute).value();
-  CHECK(naming.read(s.device, EntrySlot(0)).ok());
-  hold->release();
-  CHECK(ticket.wait(deadline_in(10s)).ok());
-  CHECK(nothing.read(s.device, EntrySlot(0)).ok());
-}
-
 TEST_CASE("leases: by page references as by ids") {
   Setup s;
   auto step = s.gate.begin({}, s.compute).value();
