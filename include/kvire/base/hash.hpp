@@ -35,17 +35,16 @@ struct Sha256 {
       const kstd::uint32_t s1 = rotr(w[i - 2], 17) ^ rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
       w[i] = w[i - 16] + s0 + w[i - 7] + s1;
     }
-    kstd::uint32_t s[8] = {state[0], state[1], state[2], state[3], state[4], state[5], state[6], state[7]};
+    // Eight names, not an array that moves up in each round: compilers make that a call.
+    kstd::uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
     for (int i = 0; i < 64; ++i) {
-      const kstd::uint32_t s1 = rotr(s[4], 6) ^ rotr(s[4], 11) ^ rotr(s[4], 25);
-      const kstd::uint32_t t1 = s[7] + s1 + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
-      const kstd::uint32_t s0 = rotr(s[0], 2) ^ rotr(s[0], 13) ^ rotr(s[0], 22);
-      const kstd::uint32_t t2 = s0 + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-      for (int j = 7; j > 0; --j) s[j] = s[j - 1];
-      s[4] += t1;
-      s[0] = t1 + t2;
+      const kstd::uint32_t t1 = h + (rotr(e, 6) ^ rotr(e, 11) ^ rotr(e, 25)) + ((e & f) ^ (~e & g)) + k[i] + w[i];
+      const kstd::uint32_t t2 = (rotr(a, 2) ^ rotr(a, 13) ^ rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+      h = g, g = f, f = e, e = d + t1;
+      d = c, c = b, b = a, a = t1 + t2;
     }
-    for (int j = 0; j < 8; ++j) state[j] += s[j];
+    const kstd::uint32_t ended[8] = {a, b, c, d, e, f, g, h};
+    for (int j = 0; j < 8; ++j) state[j] += ended[j];
   }
   static constexpr kstd::uint32_t rotr(kstd::uint32_t x, int n) { return (x >> n) | (x << (32 - n)); }
 };
