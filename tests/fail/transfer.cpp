@@ -103,4 +103,35 @@ void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<DeviceSlot>
 void bad(Device<Keys>& from, Device<Fp8>& to, const Pairs& pairs, Stream<Host>& stream) { (void)migrate(from, to, pairs, stream); }
 #elif KVIRE_FAIL == 14  // expect: transfer.plan-sides
 BundlePlan<LatentOnly> bad(const PagePlan<DevicePage, DevicePage>& pages) { return BundlePlan<LatentOnly>(in_space<space::Full>(pages)); }
+#elif KVIRE_FAIL == 15  // expect: transfer.plan-lists
+// Numbers do not say whose pages they are.
+void bad(const std::vector<int>& from, const std::vector<int>& to) { (void)plan(from, to); }
+#elif KVIRE_FAIL == 16  // expect: transfer.plan-lists
+// The Results of two allocations, either of which may hold an error.
+void bad(Mirror<Keys>& host, Device<Keys>& device) { (void)plan(host.allocate(1), device.allocate(1)); }
+#elif KVIRE_FAIL == 17  // expect: transfer.plan-lists
+void bad(const PageRef<HostPage>& from, const PageRef<DevicePage>& to) { (void)plan(from, to); }
+#elif KVIRE_FAIL == 18  // expect: transfer.plan-lists
+// Owned pages on one side and ids on the other.
+void bad(const std::vector<PageRef<HostPage>>& from, const std::vector<DevicePage>& to) { (void)plan(from, to); }
+#elif KVIRE_FAIL == 19  // expect: transfer.plan-lists
+void bad(const std::vector<HostSlot>& from, const std::vector<DevicePage>& to) { (void)plan_tokens(from, to); }
+#elif KVIRE_FAIL == 20  // expect: transfer.plan-lists
+void bad(const std::vector<std::pair<HostPage, DevicePage>>& pairs) { (void)plan(pairs); }
+#elif KVIRE_FAIL == 21  // expect: transfer.not-a-plan
+// A list of pages, which does not say where each is to go.
+void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<HostPage>& pages, Stream<Host>& stream) { (void)load(host, device, pages, stream); }
+#elif KVIRE_FAIL == 22  // expect: transfer.not-a-plan
+void bad(Mirror<Keys>& host, Device<Keys>& device, const BundlePlan<Both>& whole, Stream<Host>& stream) { (void)backup(device, host, whole, stream); }
+#elif KVIRE_FAIL == 23  // expect: transfer.pools
+// A backup's pools in the order of a load's.
+void bad(Mirror<Keys>& host, Device<Keys>& device, const Pairs& pairs, Stream<Host>& stream) {
+  (void)backup(host, device, pairs, stream, {.name = "out"});
+}
+#elif KVIRE_FAIL == 24  // expect: transfer.pools
+void bad(Device<Keys>& device, const Pairs& pairs, Stream<Host>& stream) { (void)load(mirror_of(device, 8), device, pairs, stream); }
+#elif KVIRE_FAIL == 25  // expect: transfer.pools
+void bad(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<Both>& plan, Stream<Host>& stream) {
+  (void)load(device, host, plan, stream);
+}
 #endif

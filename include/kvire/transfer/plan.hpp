@@ -10,17 +10,9 @@
 
 #include <kvire/base/ids.hpp>
 #include <kvire/pool/page_ref.hpp>
+#include <kvire/transfer/require.hpp>
 
 KVIRE_NAMESPACE_BEGIN
-
-namespace rule {
-template <class PlanFirst, class PlanSecond, class FromPool, class ToPool, bool Fit>
-struct PlanSides {
-  static_assert(Fit,
-                "kvire [transfer.plan-sides]: a plan pairs pages of the two pools that it is used with, in either order where their ids differ. Ids of another side would "
-                "name pages of a pool that they were never of. Fix: make the plan of one list of each pool's pages, or use it with the pools that its pages are of.");
-};
-}  // namespace rule
 
 /// What a transfer moves: whole pages or single tokens. Said by the caller through the type of the plan, never guessed from a count of ids.
 enum class Granularity : unsigned char { page, token };
@@ -145,7 +137,36 @@ TokenPlan<First, Second> plan_tokens(std::vector<TokenSlot<First>> first, std::v
   return {std::move(first), std::move(second)};
 }
 
+/// Refused with a reason: anything else.
+template <class First, class Second>
+PagePlan<HostPage, DevicePage> plan(const First&, const Second&) {
+  (void)sizeof(rule::PlanLists<First, Second, !std::is_same_v<First, First>>);
+  return {};
+}
+template <class Pairs>
+PagePlan<HostPage, DevicePage> plan(const Pairs&) {
+  (void)sizeof(rule::PlanLists<Pairs, void, !std::is_same_v<Pairs, Pairs>>);
+  return {};
+}
+template <class First, class Second>
+TokenPlan<HostPage, DevicePage> plan_tokens(const First&, const Second&) {
+  (void)sizeof(rule::PlanLists<First, Second, !std::is_same_v<First, First>>);
+  return {};
+}
+
 namespace detail {
+
+template <class T>
+inline constexpr bool is_plan = false;
+template <class First, class Second>
+inline constexpr bool is_plan<PagePlan<First, Second>> = true;
+template <class First, class Second>
+inline constexpr bool is_plan<TokenPlan<First, Second>> = true;
+template <class Plan>
+constexpr bool require_plan() {
+  (void)sizeof(rule::TransferPlan<Plan, is_plan<Plan>>);
+  return true;
+}
 
 /// Whether the source is the first side of a plan between pools with ids of these types.
 template <class First, class Second, class From, class To>

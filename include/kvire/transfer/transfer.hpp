@@ -241,13 +241,15 @@ Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan,
                                          const TransferOptions<B>& options = {}) {
-  return detail::prepare(host, device, plan, CopyDirection::host_to_device, options);
+  static_assert(detail::require_plan<Plan>());
+  if constexpr (detail::is_plan<Plan>) return detail::prepare(host, device, plan, CopyDirection::host_to_device, options);
 }
 /// The same from the device to the host.
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan,
                                            const TransferOptions<B>& options = {}) {
-  return detail::prepare(device, host, plan, CopyDirection::device_to_host, options);
+  static_assert(detail::require_plan<Plan>());
+  if constexpr (detail::is_plan<Plan>) return detail::prepare(device, host, plan, CopyDirection::device_to_host, options);
 }
 
 /// Queues the copy of pages or tokens from the host to the device, layer by layer with an event behind each. Returns at once; see
@@ -263,6 +265,18 @@ template <class P, class Q, class B, class C, class Plan>
 Result<Ticket<B>> backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan, Stream<B>& stream,
                          const TransferOptions<B>& options = {}) {
   return detail::issue(prepare_backup(device, host, plan, options), stream);
+}
+
+/// Refused with a reason: anything else.
+template <class From, class To, class Plan, class S>
+Result<Ticket<Host>> load(const From&, const To&, const Plan&, const S&, const TransferOptions<Host>& = {}) {
+  (void)sizeof(rule::TransferPools<From, To, Plan, S, !std::is_same_v<From, From>>);
+  return Error();
+}
+template <class From, class To, class Plan, class S>
+Result<Ticket<Host>> backup(const From&, const To&, const Plan&, const S&, const TransferOptions<Host>& = {}) {
+  (void)sizeof(rule::TransferPools<From, To, Plan, S, !std::is_same_v<From, From>>);
+  return Error();
 }
 
 KVIRE_NAMESPACE_END

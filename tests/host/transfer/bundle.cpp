@@ -222,11 +222,13 @@ TEST_CASE("bundle: a bad id in any space moves nothing at all") {
   const auto cut = with_window(bad);
   REQUIRE_FALSE(cut.ok());
   CHECK(cut.error().code == ErrorCode::mismatch);
-  CHECK(contains(cut.error().message, "2 host pages with 1 device pages"));
+  CHECK(contains(cut.error().message, "1 device pages with 2 host pages"));
   bad.second.push_back(DevicePage(9));
   const auto refused = with_window(bad);
   REQUIRE_FALSE(refused.ok());
-  CHECK(contains(refused.error().message, "host.gpu.window"));
+  CHECK(contains(refused.error().message, "gpu.window: device page 9"));
+  bad.second.back() = s.pages<space::Window>()[0];
+  CHECK(contains(with_window(bad).error().message, "host.gpu.window: host page 2"));
   CHECK(s.stream.synchronize().ok());
   CHECK(kvire_test::snapshot(s.host.entry<Model::C4Latent>()) == before);
   CHECK(s.device.ledger<space::Full>().holds(s.full[0].id()) == 0);
