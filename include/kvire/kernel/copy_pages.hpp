@@ -53,6 +53,7 @@ Status copy_pages(const std::int32_t* from_ids, const From& from, const std::int
         const CopyCounts total = detail::count_parallel(n, 16, [&](std::int64_t item) {
           const std::int32_t page = to_ids[item];
           if (from_ids[item] >= 0 && page > null_page && page < target.pages && !kernel_access::covers(to, page)) return CopyCounts{.bad_ids = 1};
+          if (from_ids[item] >= 0 && from_ids[item] < source.pages && page > null_page && !kernel_access::reads(from, from_ids[item])) return CopyCounts{.bad_ids = 1};
           // One lane: the same bytes, and runs that the compiler turns into wide moves.
           return body::copy_pages<P>(HostGroup<1>{}, item, args);
         });

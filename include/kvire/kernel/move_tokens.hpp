@@ -22,6 +22,10 @@ Status move_tokens(const std::int64_t* from_slots, const From& from, const std::
           if (from_slots[item] >= 0 && page > null_page && page < target.pages && !kernel_access::covers(to, static_cast<std::int32_t>(page))) {
             return CopyCounts{.bad_ids = 1};
           }
+          const std::int64_t read = from_slots[item] / P::tokens_per_page;
+          if (from_slots[item] >= 0 && read < source.pages && page > null_page && !kernel_access::reads(from, static_cast<std::int32_t>(read))) {
+            return CopyCounts{.bad_ids = 1};
+          }
           return body::move_tokens<P>(HostGroup<1>{}, item, args);
         });
         if (counts != nullptr) *counts += total;

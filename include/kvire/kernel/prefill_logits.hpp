@@ -10,6 +10,7 @@
 
 #include <kvire/exec/host/parallel.hpp>
 #include <kvire/kernel/body/prefill_logits.hpp>
+#include <kvire/kernel/host/page_table.hpp>
 #include <kvire/kernel/require.hpp>
 #include <kvire/kernel/tensor.hpp>
 #include <kvire/sync/host.hpp>
@@ -34,19 +35,12 @@ Result<body::PrefillLogitsArgs<P>> check_prefill_logits(const Queries& queries, 
                                                         Tensor<const std::int32_t, 1> starts, Tensor<const std::int32_t, 1> ends, const ScoreTensor<2>& scores,
                                                         bool ranges_readable = true) {
   detail::ArgumentCheck check("prefill_logits");
-  check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
-                std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
-  check.require(queries.dim == P::dim, ErrorCode::mismatch,
-                "queries have dim " + std::to_string(queries.dim) + ", keys of " + P::name + " have " + std::to_string(P::dim));
+  check.queries(queries, P::dim, P::name, 1);
   const std::int64_t rows = queries.batch;
-  check.between("queries.batch", rows, 0, detail::most_int32);
-  check.between("queries.next_n", queries.next_n, 1, 1);
-  check.between("queries.heads", queries.heads, 1, detail::most_int32);
-  check.memory("queries", queries.data, rows);
   check.extents("weights", weights, {rows, queries.heads}, "queries");
   check.extents("starts", starts, {rows}, "queries");
   check.extents("ends", ends, {rows}, "queries");
-  check.extents("scores", scores.shape(), {rows, scores.extent(1)}, "queries");
+  check.extents("scores", scores, {rows, scores.extent(1)}, "queries");
   check.between("keys", key_count, 0, detail::most_int32);
   const auto bound = [&](const char* what, std::int64_t row, std::int64_t end, std::int64_t most, const char* of) {
     if (end > most) {
@@ -98,11 +92,12 @@ template <LayoutPolicy P>
 Result<body::PrefillLogitsArgs<P>> check_paged_prefill(const Queries& queries, Tensor<const float, 2> weights, Tensor<const std::int32_t, 1> page_table,
                                                        Tensor<const std::int32_t, 1> starts, Tensor<const std::int32_t, 1> ends,
                                                        const ScoreTensor<2>& scores, bool ranges_readable = true) {
+  ArgumentCheck check("prefill_logits");
+  check.between("page_table.extent[0]", page_table.extent[0], 0, most_int32 / P::tokens_per_page);
+  check.memory("page_table", page_table.data, page_table.extent[0]);
+  if (!check.ok()) return check.error();
   auto checked = check_prefill_logits<P>(queries, weights, page_table.extent[0] * P::tokens_per_page, starts, ends, scores, ranges_readable);
   if (!checked.ok()) return checked;
-  if (page_table.data == nullptr && page_table.extent[0] > 0) {
-    return Error{ErrorCode::invalid_argument, "prefill_logits: page_table has " + std::to_string(page_table.extent[0]) + " elements and no memory"};
-  }
   checked.value().page_table = page_table.data;
   return checked;
 }
@@ -166,10 +161,12 @@ Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, co
     if (!checked.ok()) return checked.error();
     launch(
         stream,
-        [args = checked.value(), from = detail::own(starts), to = detail::own(ends), options](const auto& view) mutable {
+        [args = checked.value(), keys, entries = page_table.extent[0], from = detail::own(starts), to = detail::own(ends), options](const auto& view) mutable {
           args.pages = view.base;
           args.page_stride = view.page_stride;
           args.page_count = view.pages;
+          std::vector<std::int32_t> table;
+          args.page_table = detail::readable_pages(keys, args.page_table, entries, view.pages, table);
           detail::run_prefill_logits(args, from, to, options.counts);
         },
         keys);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <kvire/kernel/sparse_logits.hpp>
 #include <kvire/kernel/top_k.hpp>
@@ -31,7 +32,7 @@ Top selection_top_k(const Options& options, const Tensor<const std::int32_t, 2>&
 }
 /// Where the scores of a selection go that nobody asked to keep: rows as long as the page table.
 inline Tensor<float, 3> selection_scores(const Queries& queries, const Tensor<const std::int32_t, 2>& page_table, int tokens_per_page, float* data) {
-  return {data, {queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page}};
+  return {data, {queries.batch, queries.next_n, checked_mul(page_table.extent[1], tokens_per_page)}};
 }
 /// The same logits, and the same top-k, of rows `first` to `first` + n of the batch alone; the scores stay where they are.
 inline void take_rows(body::SparseLogitsArgs& logits, body::TopKArgs& top, std::int64_t first, std::int64_t n, int dim) {
@@ -67,18 +68,21 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
     if (!logits.ok()) return logits.error();
     const auto best = check_top_k(scores, lengths, selected, detail::selection_top_k<P>(options, page_table));
     if (!best.ok()) return best.error();
-    const std::int64_t row_bytes = scores.extent[1] * scores.extent[2] * std::int64_t(sizeof(float));
+    const std::int64_t row_bytes = checked_mul(checked_mul(scores.extent[1], scores.extent[2]), std::int64_t(sizeof(float)));
     const std::int64_t rows = kept ? max_of<std::int64_t>(queries.batch, 1) : max_of<std::int64_t>(1, min_of(queries.batch, detail::selection_rows_bytes / max_of<std::int64_t>(row_bytes, 1)));
     auto own = std::make_shared<simd::HeapArray<float>>();
-    if (!kept && !own->allocate(rows * row_bytes / std::int64_t(sizeof(float)) + 1)) return Error{ErrorCode::exhausted, "select_keys: no memory for scores"};
+    if (!kept && (row_bytes < 0 || !own->allocate(rows * row_bytes / std::int64_t(sizeof(float)) + 1))) return Error{ErrorCode::exhausted, "select_keys: no memory for scores"};
     launch(
         stream,
-        [l = logits.value(), t = best.value(), options, own, kept, rows, owned = detail::own(lengths)](const auto& view) -> Status {
+        [l = logits.value(), t = best.value(), options, keys, own, kept, rows, owned = detail::own(lengths)](const auto& view) -> Status {
           LogitsCounts ignored;
           TopKCounts also_ignored;
+          std::vector<std::int32_t> table;
+          const std::int32_t* pages = detail::readable_pages(keys, l.page_table, l.batch * l.max_pages, view.pages, table);
           for (std::int64_t first = 0; first < l.batch; first += rows) {
             body::SparseLogitsArgs logits_of = l;
             body::TopKArgs top = t;
+            logits_of.page_table = top.page_table = pages;
             logits_of.pages = view.base;
             logits_of.page_stride = view.page_stride;
             logits_of.page_count = top.page_count = view.pages;

@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 
+#include <kvire/kernel/host/page_table.hpp>
 #include <kvire/kernel/host/sparse_logits.hpp>
 #include <kvire/kernel/require.hpp>
 #include <kvire/kernel/tensor.hpp>
@@ -28,14 +29,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
                                                           Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, SimdLevel level,
                                                           bool lengths_readable = true, const Tensor<const std::int32_t, 2>& blocks = {}) {
   detail::ArgumentCheck check("sparse_logits");
-  check.require(queries.element == Element::e4m3 || queries.element == Element::bf16 || queries.element == Element::f32, ErrorCode::unsupported,
-                std::string("queries are ") + name_of(queries.element) + ", not e4m3, bf16 or f32");
-  check.require(queries.dim == dim, ErrorCode::mismatch,
-                "queries have dim " + std::to_string(queries.dim) + ", keys of " + policy + " have " + std::to_string(dim));
-  check.between("queries.batch", queries.batch, 0, detail::most_int32);
-  check.between("queries.next_n", queries.next_n, 1, detail::most_int32);
-  check.between("queries.heads", queries.heads, 1, detail::most_int32);
-  check.memory("queries", queries.data, queries.batch);
+  check.queries(queries, dim, policy, detail::most_int32);
   check.extents("weights", weights, {queries.batch, queries.next_n, queries.heads}, "queries");
   check.extents("page_table", page_table, {queries.batch, page_table.extent[1]}, "queries");
   check.between("page_table.extent[1]", page_table.extent[1], 0, detail::most_int32);
@@ -44,7 +38,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
     check.extents("blocks", blocks, {queries.batch, blocks.extent[1]}, "queries");
     check.between("blocks.extent[1]", blocks.extent[1], 0, detail::most_int32 / tokens_per_page);
   }
-  check.extents("scores", scores.shape(), {queries.batch, queries.next_n, listed ? blocks.extent[1] * tokens_per_page : scores.extent(2)}, listed ? "blocks" : "queries");
+  check.extents("scores", scores, {queries.batch, queries.next_n, listed ? checked_mul(blocks.extent[1], tokens_per_page) : scores.extent(2)}, listed ? "blocks" : "queries");
   check.require(supports(level), ErrorCode::unsupported, std::string("this processor has no ") + name_of(level));
   if (check.ok()) check.lengths(lengths, queries.batch, queries.next_n, page_table.extent[1] * tokens_per_page, listed ? detail::most_int32 : scores.extent(2), lengths_readable);
   if (!check.ok()) return check.error();
@@ -78,7 +72,7 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
 /// weights     [batch][next_n][heads]
 /// keys        a read lease of the index keys
 /// page_table  [batch][max_pages], device page ids. A position on a negative id scores -inf; so does one on an id beyond the pool, which is
-///             counted; neither is followed.
+///             counted, and on the host one on a page that the lease does not name, if it names any; none is followed.
 /// lengths     [batch][1]: cached tokens of each row, those of its next_n query tokens included: token n sees length - (next_n - 1 - n) of them
 ///             (its causal view). Or [batch][next_n]: what each query token sees.
 /// scores      [batch][next_n][stride], f32 or bf16. Nothing is written from what a query token sees on.
@@ -99,11 +93,13 @@ Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, con
     if (!checked.ok()) return checked.error();
     launch(
         stream,
-        [args = checked.value(), options, owned = detail::own(lengths)](const auto& view) mutable {
+        [args = checked.value(), options, keys, owned = detail::own(lengths)](const auto& view) mutable {
           args.pages = view.base;
           args.page_stride = view.page_stride;
           args.page_count = view.pages;
           args.lengths = owned.data();
+          std::vector<std::int32_t> table;
+          args.page_table = detail::readable_pages(keys, args.page_table, args.batch * args.max_pages, view.pages, table);
           LogitsCounts ignored;
           return simd::SparseLogits(args, simd::key_format<P>(options.level), options.level).run(options.counts != nullptr ? *options.counts : ignored);
         },

@@ -38,6 +38,18 @@ Status check_store(const Rows& rows, const std::int64_t* slots, const Prologue& 
   const auto wrong = [](std::string what) { return Error{ErrorCode::invalid_argument, std::string("store<") + P::name + ">: " + what}; };
   if (rows.count < 0) return wrong(std::to_string(rows.count) + " rows");
   if (rows.count > 0 && (rows.data == nullptr || slots == nullptr)) return wrong(std::to_string(rows.count) + " rows, but no memory of rows or slots");
+  const auto aligned = [](const void* p, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; };
+  if (!aligned(rows.data, static_cast<std::size_t>(bits(rows.element) / 8))) return wrong("rows are not aligned for their elements");
+  if (!aligned(slots, alignof(std::int64_t))) return wrong("slots are not aligned for 64-bit integers");
+  if (!aligned(prologue.weight, 4) || !aligned(prologue.cos, 4) || !aligned(prologue.sin, 4) || !aligned(prologue.positions, alignof(std::int64_t))) {
+    return wrong("an array of the prologue is not aligned for its elements");
+  }
+  if (checked_mul(rows.count, rows.stride == 0 ? P::dim : rows.stride) < 0 && rows.stride >= 0) {
+    return wrong(std::to_string(rows.count) + " rows, " + std::to_string(rows.stride == 0 ? P::dim : rows.stride) + " elements apart, are more than 63 bits can count");
+  }
+  if (prologue.norm && (!is_finite(prologue.epsilon) || prologue.epsilon < 0)) {  // of 0 a row of zeros gives NaN, as the formula says
+    return wrong("an RMSNorm epsilon of " + std::to_string(prologue.epsilon) + "; a finite number not below 0 is needed");
+  }
   if (rows.stride != 0 && rows.stride < P::dim) {
     return wrong("a row stride of " + std::to_string(rows.stride) + " elements is below the " + std::to_string(P::dim) + " of a row");
   }

@@ -86,18 +86,50 @@ class ArgumentCheck {
 
   /// Exact extents of a tensor, and memory behind it unless it is empty. `what` names it, `from` what the extents derive from.
   template <class T, int Rank>
-  void extents(const char* what, const Tensor<T, Rank>& tensor, const std::int64_t (&want)[Rank], const char* from) {
+  void extents(const char* what, const Tensor<T, Rank>& tensor, const std::int64_t (&want)[Rank], const char* from, std::size_t alignment = alignof(T)) {
     bool equal = true;
     for (int i = 0; i < Rank; ++i) equal = equal && tensor.extent[i] == want[i];
+    bool given = tensor.data != nullptr;
+    for (const std::int64_t e : tensor.extent) given = given || e != 0;
+    if (!equal && !given) require(false, ErrorCode::mismatch, std::string(what) + " is not given, " + from + " need " + text(want));
     if (!equal) require(false, ErrorCode::mismatch, std::string(what) + " is " + text(tensor.extent) + ", " + from + " need " + text(want));
     bool negative = false;
     for (const std::int64_t e : tensor.extent) negative = negative || e < 0;
     const std::int64_t elements = equal && !negative ? tensor.elements() : 0;
     if (elements < 0) require(false, ErrorCode::out_of_range, std::string(what) + " is " + text(tensor.extent) + ", which is more than 63 bits can count");
-    memory(what, tensor.data, elements);
+    memory(what, static_cast<const void*>(tensor.data), elements, alignment);
   }
-  void memory(const char* what, const void* data, std::int64_t elements) {
-    if (data == nullptr && elements > 0) require(false, ErrorCode::invalid_argument, std::string(what) + " has " + std::to_string(elements) + " elements and no memory");
+  /// The same of scores, whose elements are known at run time.
+  template <int Rank>
+  void extents(const char* what, const ScoreTensor<Rank>& scores, const std::int64_t (&want)[Rank], const char* from) {
+    extents(what, scores.shape(), want, from, static_cast<std::size_t>(bits(scores.element()) / 8));
+  }
+  void memory(const char* what, const void* data, std::int64_t elements, std::size_t alignment) {
+    if (elements <= 0) return;
+    require(data != nullptr, ErrorCode::invalid_argument, std::string(what) + " has " + std::to_string(elements) + " elements and no memory");
+    const auto beyond = reinterpret_cast<std::uintptr_t>(data) % alignment;
+    if (beyond != 0) {
+      require(false, ErrorCode::invalid_argument, std::string(what) + " is " + std::to_string(beyond) + " bytes beyond a multiple of " + std::to_string(alignment) +
+                                                      ", the bytes of its element");
+    }
+  }
+  template <class T>
+    requires(!std::is_void_v<T>)
+  void memory(const char* what, const T* data, std::int64_t elements) {
+    memory(what, static_cast<const void*>(data), elements, alignof(T));
+  }
+  /// Queries for keys of `dim` elements: what they are made of, counts within bounds, `most_next_n` of query tokens among them, and memory.
+  void queries(const Queries& q, int dim, const char* policy, std::int64_t most_next_n) {
+    require(q.element == Element::e4m3 || q.element == Element::bf16 || q.element == Element::f32, ErrorCode::unsupported,
+            std::string("queries are ") + name_of(q.element) + ", not e4m3, bf16 or f32");
+    require(q.dim == dim, ErrorCode::mismatch, "queries have dim " + std::to_string(q.dim) + ", keys of " + policy + " have " + std::to_string(dim));
+    between("queries.batch", q.batch, 0, 0x7FFFFFFF);
+    between("queries.next_n", q.next_n, 1, most_next_n);
+    between("queries.heads", q.heads, 1, 0x7FFFFFFF);
+    if (!ok()) return;
+    const std::int64_t elements = Tensor<const void, 4>{q.data, {q.batch, q.next_n, q.heads, q.dim}}.elements();
+    require(elements >= 0, ErrorCode::out_of_range, "queries are more elements than 63 bits can count");
+    memory("queries", q.data, elements, static_cast<std::size_t>(bits(q.element) / 8));
   }
   void between(const char* what, std::int64_t value, std::int64_t least, std::int64_t most) {
     if (value < least) require(false, ErrorCode::invalid_argument, std::string(what) + " is " + std::to_string(value) + ", below " + std::to_string(least));

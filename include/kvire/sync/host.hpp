@@ -87,18 +87,22 @@ class FieldView {
 };
 
 /// Queues the copy of pages into one contiguous buffer of `pages.size()` * page bytes, in the order given; -1 leaves its page untouched. A page
-/// id beyond the pool fails the stream, and nothing of that page or later ones is copied.
+/// id beyond the pool, or of a page that a lease with names does not name, fails the stream, and nothing of that page or later ones is copied; so does no memory to copy to, unless there is no page.
 template <class Lease, HostTag Backend>
 void gather(const Lease& lease, std::vector<std::int32_t> pages, std::byte* to, Stream<Backend>& stream) {
   static_assert(require_lease<Lease>());
   using P = typename Lease::policy;
   launch(
       stream,
-      [pages = std::move(pages), to](const auto& view) -> Status {
+      [pages = std::move(pages), to, lease](const auto& view) -> Status {
         for (std::size_t i = 0; i < pages.size(); ++i) {
           if (pages[i] < 0) continue;
+          if (to == nullptr) return Error{ErrorCode::invalid_argument, "gather: no memory to copy " + std::to_string(pages.size()) + " pages to"};
           if (pages[i] >= view.pages) {
             return Error{ErrorCode::out_of_range, "gather: page " + std::to_string(pages[i]) + " is not below " + std::to_string(view.pages)};
+          }
+          if (!kernel_access::reads(lease, pages[i])) {
+            return Error{ErrorCode::invalid_argument, "gather: page " + std::to_string(pages[i]) + " is none of those that the lease names"};
           }
           std::memcpy(to + static_cast<std::int64_t>(i) * P::page_bytes, view.page(pages[i]), static_cast<std::size_t>(P::page_bytes));
         }

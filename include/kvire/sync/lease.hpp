@@ -93,7 +93,8 @@ struct LeaseState {
   std::chrono::milliseconds wait_limit{0};
   std::vector<LeaseWait<Backend>> waits;
   bool any_page = true;                ///< of a write lease: whether it is not limited to `pages`
-  std::vector<std::int32_t> pages;     ///< of a write lease, ascending
+  std::vector<std::int32_t> pages;     ///< of a write lease, ascending; of a read lease that is `named`
+  bool named = false;                  ///< of a read lease: whether it is limited to `pages`
   std::shared_ptr<const void> memory;  ///< keeps the pool's bytes, and names the pool
   std::shared_ptr<void> hold;          ///< of the pages, where they are known
   mutable std::atomic<int> queued{0};  ///< kernels that write
@@ -231,6 +232,17 @@ struct kernel_access {
     if (!lease.state_) return false;
     const auto& pages = lease.state_->pages;
     return lease.state_->any_page || detail::contains(pages, page);
+  }
+
+  /// Whether a page may be read under a lease: one that names its pages covers these, and the null page, which nobody owns and transfers leave alone.
+  template <class P, class B, bool W>
+  static bool reads(const Lease<P, B, W>& lease, std::int32_t page) {
+    return !names_pages(lease) || page == null_page || detail::contains(lease.state_->pages, page);
+  }
+  /// Whether `reads` is false of any page.
+  template <class P, class B, bool W>
+  static bool names_pages(const Lease<P, B, W>& lease) {
+    return lease.state_ && lease.state_->named;
   }
 
   /// The pages that a write lease is limited to, ascending; null if to none in particular. For kernels that cannot ask page by page.

@@ -35,7 +35,8 @@ class Step {
   }
 
   /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
-  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Loads of other pages do not matter. Further errors: busy if a load into
+  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Loads of other pages do not matter. Host kernels that
+  /// take page ids treat any other page as one beyond the pool; those of a GPU do not look, so that such a page is read unprotected. Further errors: busy if a load into
   /// them has not been issued; failed, naming page and work, if what was to write them failed and nothing has since (PageLedger::failed_writes), unless it
   /// is a load that the step names and that brought this layer; those of PageLedger::hold.
   template <class P, class B, class Side>
@@ -43,6 +44,9 @@ class Step {
     auto lease = begin_lease(pool, slot);
     if (!lease.ok()) return lease.error();
     if (Status status = claim(pool, slot, pages, PageUse::read, *lease.value()); !status.ok()) return status.error();
+    for (const auto page : pages) lease.value()->pages.push_back(page.value);
+    detail::sort(lease.value()->pages);
+    lease.value()->named = true;
     return finish_read(pool, slot, std::move(lease).value());
   }
 

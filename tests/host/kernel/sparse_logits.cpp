@@ -383,7 +383,7 @@ TEST_CASE("sparse logits: arguments out of bounds are errors that name value and
 
   CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.dim = 64; }) == "sparse_logits: queries have dim 64, keys of Fp8WithScale have 128");
   CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.element = Element::f16; }) == "sparse_logits: queries are f16, not e4m3, bf16 or f32");
-  CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.data = nullptr; }) == "sparse_logits: queries has 2 elements and no memory");
+  CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.data = nullptr; }) == "sparse_logits: queries has 1536 elements and no memory");
   CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.next_n = 0; }) == "sparse_logits: queries.next_n is 0, below 1");
   CHECK(message(good, [](auto& q, auto&, auto&, auto&, auto&) { q.heads = 0; }) == "sparse_logits: queries.heads is 0, below 1");
   CHECK(message(good, [](auto&, auto& w, auto&, auto&, auto&) { w.extent[2] = 4; }) == "sparse_logits: weights is [2][2][4], queries need [2][2][3]");

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include <kvire/pool/pool.hpp>
@@ -193,6 +194,17 @@ TEST_CASE("kernel: what cannot be stored is refused before anything is queued") 
   CHECK(!store<P>(Rows(x.data(), 1), slots.data(), lease, stream, options).ok());
   options.prologue.rope_dims = 64;
   CHECK(!store<P>(Rows(x.data(), 1), slots.data(), lease, stream, options).ok());
+  options.prologue = {};
+  options.prologue.norm = true;
+  for (const float epsilon : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -1e-9F, -1e9F}) {
+    options.prologue.epsilon = epsilon;
+    const Status status = store<P>(Rows(x.data(), 1), slots.data(), lease, stream, options);
+    REQUIRE(!status.ok());
+    CHECK(status.error().message.find("RMSNorm epsilon") != std::string::npos);
+  }
+  const auto* off = reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(x.data()) + 2);
+  CHECK(!store<P>(Rows(off, 1), slots.data(), lease, stream).ok());
+  CHECK(!store<P>(Rows(x.data(), INT64_MAX), slots.data(), lease, stream).ok());
   CHECK(store<P>(Rows(x.data(), 0), nullptr, lease, stream).ok());
   REQUIRE(stream.synchronize().ok());
   CHECK(memory.bytes == std::vector<std::byte>(memory.bytes.size(), fill));

@@ -10,7 +10,7 @@ KVIRE_NAMESPACE_BEGIN
 struct Prologue {
   /// RMSNorm over all dims: x * (1 / sqrt(mean(x^2) + epsilon)) * weight.
   bool norm = false;
-  float epsilon = 1e-6F;
+  float epsilon = 1e-6F;          ///< finite, not below 0
   const float* weight = nullptr;  ///< [dim]; none: ones
 
   /// RoPE on the last `rope_dims` dims, in interleaved pairs: (a, b) -> (a cos - b sin, a sin + b cos).
