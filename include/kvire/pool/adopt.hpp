@@ -54,7 +54,8 @@ Status check_adopted(const AdoptOptions& o) {
   const std::int64_t least = most - o.page_stride + P::page_bytes;
   if (o.bytes_per_layer < least || o.bytes_per_layer > most) {
     return Error{ErrorCode::mismatch, who + number(o.bytes_per_layer) + " bytes a layer, but " + number(o.pages) + " pages " +
-                                          number(o.page_stride) + " bytes apart are " + (least == most ? "" : number(least) + " to ") + number(most)};
+                                          number(o.page_stride) + " bytes apart are " + (least == most ? "" : number(least) + " to ") + number(most) +
+                                          (o.bytes_per_layer < least ? "" : ": leave what lies behind the last page out of bytes_per_layer, or say how many pages there are")};
   }
   for (std::size_t i = 0; i < o.bases.size(); ++i) {
     const auto address = reinterpret_cast<std::uintptr_t>(o.bases[i]);
@@ -113,7 +114,7 @@ auto adopt(AdoptOptions options) {
 }
 
 /// The same where another allocator owns the pages (see OutsidePages): `allocate` is refused, transfers retain and release through it.
-/// Additional error mismatch: the allocator's count of pages is not that of the memory.
+/// Additional errors: mismatch if the allocator's count of pages is not that of the memory; busy if its page 0 has owners, which is the null page here.
 template <class P = void, class Backend = Host, class Side = DeviceSide, OutsidePages Allocator>
 auto adopt(AdoptOptions options, Allocator allocator) {
   (void)sizeof(rule::AdoptPolicy<P>);
@@ -127,6 +128,11 @@ auto adopt(AdoptOptions options, Allocator allocator) {
     if (ids != options.pages) {
       return Result<Pool>(Error{ErrorCode::mismatch, "adopting " + options.name + ": its allocator has " + std::to_string(ids) + " pages, its memory " +
                                                          std::to_string(options.pages)});
+    }
+    if (const std::int64_t owners = allocator.owners(null_page); owners > 0) {
+      return Result<Pool>(Error{ErrorCode::busy, "adopting " + options.name + ": its allocator has given page 0 to " + std::to_string(owners) +
+                                                     " owners, but page 0 is the null page: transfers refuse it and kernels drop what is stored there. Take it out of "
+                                                     "use and let owners(0) be 0, or adopt memory with one page more in front and ids from 1"});
     }
     const auto name = options.name;
     return detail::adopt_with<P, Backend, Side>(std::move(options), Ledger::over(name, std::move(allocator)));

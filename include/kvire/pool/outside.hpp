@@ -13,7 +13,7 @@ KVIRE_NAMESPACE_BEGIN
 /// | expression | meaning |
 /// |---|---|
 /// | `a.pages()` | ids are below this |
-/// | `a.owners(page)` | owners of an id below `pages()`, those of `retain` included; 0: free |
+/// | `a.owners(page)` | owners of an id below `pages()`, those of `retain` included; 0: free, and the null page |
 /// | `a.retain(page)`, `a.release(page)` | one owner more, one less; called around each transfer, `release` when it is proven finished |
 template <class A>
 concept OutsidePages = requires(A& a, std::int32_t page) {

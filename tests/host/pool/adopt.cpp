@@ -149,6 +149,33 @@ TEST_CASE("adopt: another engine's allocator keeps owning the pages") {
   CHECK(contains(bound.error(), "its allocator has 8 pages, its memory 4"));
 }
 
+TEST_CASE("adopt: an allocator that has given page 0 away is refused, with a way out") {
+  Foreign memory(8 * Planar::page_bytes);
+  EngineAllocator engine;
+  const AdoptOptions options{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "engine"};
+  engine.retain(0);
+  engine.retain(0);
+  const auto refused = adopt<Planar, Host>(options, engine);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::busy);
+  CHECK(contains(refused.error(), "engine: its allocator has given page 0 to 2 owners"));
+  CHECK(contains(refused.error(), "ids from 1"));
+  CHECK(engine.owners(0) == 2);
+  engine.release(0);
+  engine.release(0);
+  CHECK(adopt<Planar, Host>(options, engine).ok());
+}
+
+TEST_CASE("adopt: a buffer with something behind its pages says what to leave out") {
+  Foreign memory(9 * Planar::page_bytes);
+  AdoptOptions o{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 4, .bytes_per_layer = 4 * 8'448 + 32, .name = "engine"};
+  const auto refused = adopt<Planar, Host>(o);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(contains(refused.error(), "33824 bytes a layer, but 4 pages 8448 bytes apart are 33792: leave what lies behind the last page out"));
+  o.bytes_per_layer = 4 * 8'448 - 32;
+  CHECK_FALSE(contains(adopt<Planar, Host>(o).error(), "leave"));
+}
+
 TEST_CASE("adopt: the owner's handle lives as long as the pool or its pages") {
   auto owner = std::make_shared<int>(1);
   std::weak_ptr<int> watch = owner;
