@@ -60,7 +60,7 @@ struct FileInfo {
 /// | `io.remove(path)` | `Status`: success also if there was none |
 /// | `io.touch(path)` | marks it as used just now; what fails is ignored |
 /// | `io.list(folder)` | `Result<std::vector<FileInfo>>`: its plain files |
-/// | `io.lock(folder)` | `Result<std::shared_ptr<void>>`: makes the folder if need be and owns it until the handle goes, or the process |
+/// | `io.lock(folder)` | `Result<std::shared_ptr<void>>`: makes the folder if need be, not what it is in, and owns it until the handle goes, or the process |
 /// | `io.name()` | text for messages |
 template <class Io>
 concept BlockIo = std::copy_constructible<Io> && requires(Io io, std::span<FileRead> reads, std::span<FileWrite> writes, const std::string& path) {
@@ -229,9 +229,7 @@ struct PosixIo {
   }
 
   Result<std::shared_ptr<void>> lock(const std::string& folder) const {
-    for (std::size_t at = 1; at <= folder.size(); ++at) {
-      if (at == folder.size() || folder[at] == '/') (void)::mkdir(folder.substr(0, at).c_str(), 0755);
-    }
+    if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) return detail::system_error("making folder", folder);
     const std::string path = folder + "/lock";
     auto file = std::make_shared<detail::FileHandle>(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     if (!*file) return detail::system_error("opening", path);

@@ -14,9 +14,9 @@ KVIRE_NAMESPACE_BEGIN
 
 template <BlockIo Io = PosixIo>
 struct FileTierOptions {
-  std::string folder = {};
+  std::string folder = {};   ///< made if need be, but not what it is in: a disk that is not mounted is not replaced by a folder of that name
   Bytes budget = {};         ///< of the folder's records, temporary files included; never exceeded
-  int workers = 4;           ///< threads that read, write and verify; each keeps memory for what it moves
+  int workers = 4;           ///< threads that read, write and verify, 256 at most; each keeps memory for what it moves
   int batch = 8;             ///< records that one worker reads with one call, at most
   Bytes batch_bytes = Bytes(std::int64_t{32} << 20);  ///< and their bytes, at most (but for a single larger record): a worker keeps this much memory
   int queued_stores = 64;    ///< stores under way, at most: each keeps its pages owned
@@ -24,6 +24,21 @@ struct FileTierOptions {
   std::string name = "file tier";
   Io io = {};
 };
+
+/// Success, or invalid_argument with the option that is wrong.
+template <BlockIo Io>
+Status check_options(const FileTierOptions<Io>& options) {
+  const auto bad = [&](const char* option, std::int64_t value, const std::string& bound) {
+    return Error{ErrorCode::invalid_argument, options.name + ": " + option + " is " + std::to_string(value) + "; " + bound};
+  };
+  if (options.folder.empty()) return Error{ErrorCode::invalid_argument, options.name + ": no folder is named"};
+  if (options.budget.count < record_alignment) return bad("budget", options.budget.count, "the smallest record has " + std::to_string(record_alignment) + " bytes");
+  if (options.workers < 1 || options.workers > 256) return bad("workers", options.workers, "from 1 to 256 can be");
+  if (options.batch < 1) return bad("batch", options.batch, "at least one record is read at once");
+  if (options.batch_bytes.count < 1) return bad("batch_bytes", options.batch_bytes.count, "at least 1; a single larger record is read all the same");
+  if (options.queued_stores < 1) return bad("queued_stores", options.queued_stores, "at least one store must be able to be under way");
+  return {};
+}
 
 namespace detail {
 

@@ -34,11 +34,7 @@ class FileStore : public FileFolder<Io> {
   /// Errors: invalid_argument for an option; busy if another tier has the folder; exhausted if there is no thread to be had; what the system says
   /// about the folder.
   static Result<std::unique_ptr<FileStore>> make(FileTierOptions<Io> options) {
-    if (options.folder.empty() || options.budget.count < record_alignment || options.workers < 1 || options.batch < 1 || options.queued_stores < 1) {
-      return Error{ErrorCode::invalid_argument, options.name + ": folder '" + options.folder + "', budget " + std::to_string(options.budget.count) +
-                                                    " bytes, " + std::to_string(options.workers) + " workers, batches of " +
-                                                    std::to_string(options.batch) + ", " + std::to_string(options.queued_stores) + " queued stores"};
-    }
+    if (Status ok = check_options(options); !ok.ok()) return ok.error();
     auto lock = options.io.lock(options.folder);
     if (!lock.ok()) return Error{lock.error().code, options.name + ": " + lock.error().message};
     auto store = std::unique_ptr<FileStore>(new FileStore(std::move(options), std::move(lock).value()));

@@ -28,7 +28,7 @@ class FileTier {
   using Pool = HostBundlePool<Bundle, Backend>;
   using Refs = BundleRefs<Bundle, HostPage>;
 
-  /// Opens the folder, made if need be: removes what a crash left under temporary names, finds the records that are there, and evicts those
+  /// Opens the folder, made if need be, but not what it is in: removes what a crash left under temporary names, finds the records that are there, and evicts those
   /// beyond the budget. `layers`: of the model, as in the pools. Errors: invalid_argument; busy if another tier has the folder; exhausted
   /// without a thread to be had; the system's.
   static Result<FileTier> make(Options options, int layers = Bundle::layers) {
@@ -44,8 +44,9 @@ class FileTier {
   const std::string& name() const { return store_->options().name; }
 
   /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final; those that a transfer has
-  /// failed to write are refused (failed). With `seals` of the pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
+  /// failed to write are refused (failed). Other errors: as load. With `seals` of the pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
   Event<Host> store(const RecordKey& key, const Pool& pool, Refs pages, std::shared_ptr<PageSeals> seals = {}) {
+    if (Status ok = check_key(key); !ok.ok()) return failed(ok.error());
     auto shape = shape_;
     auto pointers = gather<const std::byte*>(pool, pages, shape);
     if (!pointers.ok()) return failed(pointers.error());
@@ -61,7 +62,9 @@ class FileTier {
     std::shared_ptr<PageSeals> seals = {};  ///< of the pool's pages, to be set; none: no seals
   };
 
-  /// Fills pages that nobody else uses from a record. Records named together are read together.
+  /// Fills pages from a record, which the caller may own beside the references given here, and nobody else. Records named together are read together. Errors
+  /// before anything is read, of the record concerned alone: invalid_argument for a key that check_key refuses, or no pages; mismatch for a pool of other
+  /// layers, or a page of another pool; duplicate for a page that is named twice; busy for one that has a third owner.
   std::vector<Event<Host>> load(Pool& pool, std::vector<Wanted> wanted) {
     return issue(pool, std::move(wanted), shape_, [](std::vector<std::byte*> pointers, RecordShape shape, detail::RecordSeals seals) {
       return [pointers = std::move(pointers), shape = std::move(shape), seals = std::move(seals)](const std::byte* record, const RecordHeader& header) {
@@ -102,6 +105,7 @@ class FileTier {
   /// Pages by space of a record that is there, without reading it; nothing if it is not.
   template <class Other = Bundle>
   std::optional<BundlePages<Other>> find(const RecordKey& key) const {
+    if (!check_key(key).ok()) return {};
     const auto found = store_->find(record_id(key, bundle_fingerprint128<Other>, layers_));
     if (!found) return {};
     BundlePages<Other> pages;
@@ -115,7 +119,7 @@ class FileTier {
   /// Forgets a record and removes its file; one that is being stored goes when it has been. True if it was there.
   template <class Other = Bundle>
   bool erase(const RecordKey& key) {
-    return store_->erase(record_id(key, bundle_fingerprint128<Other>, layers_));
+    return check_key(key).ok() && store_->erase(record_id(key, bundle_fingerprint128<Other>, layers_));
   }
 
   /// Bytes in the folder: records, and temporary files of stores under way. Never more than the budget.
@@ -185,15 +189,25 @@ class FileTier {
 
   template <class Ledger>
   Status check(const Ledger& ledger, const std::vector<PageRef<HostPage>>& refs, bool writes_pages) const {
+    const auto bad = [&](ErrorCode code, std::int32_t page, const std::string& what) {
+      return Error{code, name() + ": pool " + ledger.name() + ": host page " + std::to_string(page) + what};
+    };
     std::vector<std::int32_t> ids;
     for (const auto& ref : refs) {
-      if (auto status = ledger.check(ref.id()); !status.ok()) return Error{status.error().code, name() + ": " + status.error().message};
-      ids.push_back(ref.id().value);
+      const std::int32_t page = ref.id().value;
+      if (ref.ledger() != ledger.identity()) return bad(ErrorCode::mismatch, page, " is of another pool or space; pass pages that this pool allocated for this space");
+      // The caller's own reference and the one given here.
+      const std::int32_t owners = writes_pages ? ledger.owners(ref.id()) : 0;
+      if (owners > 2) return bad(ErrorCode::busy, page, " has " + std::to_string(owners) + " owners: a load would change it under the others");
+      ids.push_back(page);
     }
     detail::sort(ids);
+    for (std::size_t i = 1; i < ids.size(); ++i) {
+      if (ids[i] == ids[i - 1]) return bad(ErrorCode::duplicate, ids[i], " is named twice in one record");
+    }
     for (const auto& [page, work] : ledger.in_flight(std::span<const std::int32_t>(ids))) {
       if (writes_pages || writes(work.use)) {
-        return Error{ErrorCode::busy, name() + ": pool " + ledger.name() + ": host page " + std::to_string(page) + " is under a " + name_of(work.use)};
+        return bad(ErrorCode::busy, page, std::string(" is under a ") + name_of(work.use));
       }
     }
     if (writes_pages) return {};
@@ -207,6 +221,10 @@ class FileTier {
     std::vector<typename Store::Load> loads;
     std::vector<std::size_t> position;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
+      if (Status ok = check_key(wanted[i].key); !ok.ok()) {
+        events[i] = failed(ok.error());
+        continue;
+      }
       auto shape = stored;
       auto pointers = gather<std::byte*>(pool, wanted[i].pages, shape);
       auto seals = detail::RecordSeals::make(pool, wanted[i].pages, shape, std::move(wanted[i].seals));

@@ -7,6 +7,7 @@
 
 #include <kvire/base/hash.hpp>
 #include <kvire/base/ints.hpp>
+#include <kvire/base/result.hpp>
 #include <kvire/layout/fingerprint.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -20,6 +21,21 @@ struct RecordKey {
 
   friend bool operator==(const RecordKey&, const RecordKey&) = default;
 };
+
+/// Bytes of a key's namespace, at most.
+inline constexpr std::int64_t most_key_space_bytes = std::int64_t{1} << 20;
+
+/// Success, or invalid_argument with the number that is wrong.
+inline Status check_key(const RecordKey& key) {
+  const auto bad = [](const std::string& what) { return Error{ErrorCode::invalid_argument, "record key: " + what}; };
+  if (key.first_token < 0) return bad("first_token is " + std::to_string(key.first_token) + "; it counts the tokens before the record");
+  if (key.token_count < 1 || key.token_count > INT64_MAX - key.first_token) {
+    return bad("token_count is " + std::to_string(key.token_count) + "; a record covers at least one token, and ends below 2^63");
+  }
+  const auto bytes = static_cast<std::int64_t>(key.space.size());
+  if (bytes > most_key_space_bytes) return bad("space has " + std::to_string(bytes) + " bytes; " + std::to_string(most_key_space_bytes) + " can be");
+  return {};
+}
 
 /// Why a stored record gave no hit.
 enum class RecordFault : unsigned char {
