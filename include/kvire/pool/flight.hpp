@@ -47,7 +47,7 @@ class LedgerState final : public LedgerCore {
 
   /// `pages`: ascending.
   Result<Flight<Backend>*> begin(std::vector<std::int32_t> pages, InFlight<Backend> work) {
-    const bool alone = work.use == PageUse::store;
+    const bool alone = work.use == PageUse::store || work.alone;
     if (outside) {
       if (auto ok = retain_outside(pages.data(), pages.size(), alone); !ok.ok()) return ok.error();
     } else if (auto ok = pin(pages.data(), pages.size(), alone); !ok.ok()) {

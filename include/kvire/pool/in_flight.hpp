@@ -45,6 +45,7 @@ struct InFlight {
   std::shared_ptr<WorkStream> stream = {};  ///< of a lease, which waits for what was held before it; none for other work
   TransferOrder order = {};                 ///< of a transfer that was prepared; none for other work
   std::shared_ptr<const PageExtent> extent = {};  ///< of work that writes; none: all of the pages
+  bool alone = false;                             ///< refused for pages with further owners, as a store is
 };
 
 namespace detail {

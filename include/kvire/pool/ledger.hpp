@@ -192,7 +192,7 @@ class PageLedger {
 
   /// Pins owned pages, all or none, until the work's event is final, and registers the work so that later writers can wait for it. The event may still be
   /// unrecorded. If it fails, pages that it was to write cannot be read until they are freed, or written after all (see failed_writes). Errors: out_of_range,
-  /// invalid_argument, duplicate as for ids in `release`; invalid_argument for an empty event; busy, for PageUse::store, if a page has further owners. An
+  /// invalid_argument, duplicate as for ids in `release`; invalid_argument for an empty event; busy, for PageUse::store and InFlight::alone, if a page has further owners. An
   /// owner that joins later finds the hold.
   Result<Hold> hold(std::span<const PageId> pages, InFlight<Backend> work) { return hold(sorted(pages), std::move(work)); }
   /// The same by ids, which must ascend.

@@ -123,6 +123,7 @@ class TransferBuilder {
     transfer_.after_ = options.after;
     transfer_.wait_limit_ = options.wait_limit;
     transfer_.engine_ = options.engine;
+    alone_ = options.alone;
   }
 
   LoadProgress<Backend>& progress() { return *transfer_.progress_; }
@@ -143,6 +144,7 @@ class TransferBuilder {
     }
     UniqueIds<std::int32_t> unique = unique_ids(pages, ledger.pages());
     InFlight<Backend> work{destination ? PageUse::load : PageUse::backup, transfer_.progress_->done(), {}, order_};
+    work.alone = destination && alone_;
     if (destination) work.extent = std::shared_ptr<const PageExtent>(transfer_.progress_, &transfer_.progress_->extent());
     auto begun = ledger.hold(std::move(unique.ids), std::move(work));
     if (!begun.ok()) return begun.error();
@@ -216,6 +218,7 @@ class TransferBuilder {
   }
 
   PreparedTransfer<Backend> transfer_;
+  bool alone_ = false;
   std::shared_ptr<std::atomic<std::int64_t>> order_ = std::make_shared<std::atomic<std::int64_t>>(0);
 };
 

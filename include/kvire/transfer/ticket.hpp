@@ -34,6 +34,7 @@ struct TransferOptions {
   std::string name = "transfer";              ///< for messages
   std::vector<Event<Backend>> after = {};     ///< what must be complete first: the events of the kernels that made the source, for instance
   LayerRange layers = {};
+  bool alone = false;                         ///< refuse (busy) a destination that has further owners, whose content would change under them; copies of a PageRef count
   bool digest = false;                        ///< checksum source and destination of every layer; a difference fails the transfer there
   std::shared_ptr<PageSeals> seals = {};      ///< of the host's pages: noted by a transfer to the host, compared by one from it, whose layer fails where they differ
   std::shared_ptr<TransferStats> stats = {};  ///< also counted here
