@@ -232,7 +232,10 @@ class BasicLedgerCore {
   }
 
   Error not_owned(std::int32_t page) {
-    if (at(page).generation == 0) return {ErrorCode::invalid_argument, prefix(page) + "was never allocated"};
+    if (at(page).generation == 0) return {ErrorCode::invalid_argument, prefix(page) + "was never allocated by this pool; pages of an outside allocator are adopted with it"};
+    if (at(page).held != 0) {
+      return {ErrorCode::duplicate, prefix(page) + "has no owner any more, and is free once the work that holds it has finished: a double free, or a use after free"};
+    }
     return {ErrorCode::duplicate, prefix(page) + "is free already: a double free, or a use after free"};
   }
 

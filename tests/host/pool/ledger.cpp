@@ -185,7 +185,9 @@ TEST_CASE("ledger: freed pages drain while a transfer may still write them") {
   CHECK(ledger.draining_pages() == 5);
   CHECK(ledger.free_pages() == 1);
   CHECK_FALSE(ledger.is_current(key));
-  CHECK_FALSE(ledger.hold(pages, PageUse::backup, event).ok());  // nobody's pages any more
+  // nobody's pages any more, and not free either
+  CHECK(contains(ledger.hold(pages, PageUse::backup, event).error(), "device page 2 has no owner any more, and is free once the work that holds it has finished"));
+  CHECK(contains(ledger.release(pages[0]).error(), "device page 2 has no owner any more"));
 
   bool completes = true;
   SUBCASE("ticket dropped while the copy runs") { hold = {}; }
