@@ -27,6 +27,7 @@
 #include <kvire/kernel/copy_pages.hpp>
 #include <kvire/kernel/move_tokens.hpp>
 #include <kvire/kernel/prefill_logits.hpp>
+#include <kvire/kernel/selection.hpp>
 #include <kvire/kernel/sparse_logits.hpp>
 #include <kvire/kernel/store.hpp>
 #include <kvire/kernel/top_k.hpp>

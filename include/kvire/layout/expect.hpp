@@ -16,13 +16,22 @@ struct ExpectedBytes {
                 "kvire [layout.expected-bytes]: a layout has the bytes that this project's layout check states. Pages that a peer or a file "
                 "already holds are cut as stated. Fix: undo the change of the layout, or state the new bytes and drop the old pages.");
 };
-template <class T, kstd::uint64_t Fingerprint, kstd::uint64_t StatedFingerprint>
+/// A number by its hex digits, so that compilers print it as baselines have it.
+template <char... Digits>
+struct Hex;
+template <class T, class Fingerprint, class StatedFingerprint>
 struct ExpectedFingerprint {
-  static_assert(Fingerprint == StatedFingerprint,
+  static_assert(kstd::is_same_v<Fingerprint, StatedFingerprint>,
                 "kvire [layout.expected-fingerprint]: a layout has the fingerprint that this project's layout check states. Equal bytes in another order "
                 "or with another meaning would be read as garbage. Fix: undo the change of the layout, or state the new fingerprint and drop the old pages.");
 };
 }  // namespace rule
+
+namespace detail {
+constexpr char hex_digit(kstd::uint64_t number, int place) { return "0123456789abcdef"[(number >> (60 - 4 * place)) & 15]; }
+template <kstd::uint64_t Number, int... Place>
+rule::Hex<hex_digit(Number, Place)...> hex(kstd::integer_sequence<int, Place...>);
+}  // namespace detail
 
 /// Bytes of one page: of a policy, or of one page id in each space of a bundle, added up.
 template <class T>
@@ -68,7 +77,8 @@ constexpr bool require_expected() {
 /// The same, and the 64-bit fingerprint is the one stated.
 template <class T, kstd::int64_t StatedBytes, kstd::uint64_t StatedFingerprint>
 constexpr bool require_expected() {
-  (void)sizeof(rule::ExpectedFingerprint<T, layout_fingerprint<T>(), StatedFingerprint>);
+  using Places = kstd::make_integer_sequence<int, 16>;
+  (void)sizeof(rule::ExpectedFingerprint<T, decltype(detail::hex<layout_fingerprint<T>()>(Places{})), decltype(detail::hex<StatedFingerprint>(Places{}))>);
   return require_expected<T, StatedBytes>();
 }
 
@@ -77,7 +87,7 @@ template <class T>
 constexpr Text<64> baseline_numbers() {
   Text<64> out;
   out << layout_bytes<T>() << " ";
-  for (int shift = 60; shift >= 0; shift -= 4) out.put("0123456789abcdef"[(layout_fingerprint<T>() >> shift) & 15]);
+  for (int place = 0; place < 16; ++place) out.put(detail::hex_digit(layout_fingerprint<T>(), place));
   return out;
 }
 
