@@ -23,7 +23,8 @@ constexpr const char* name_of(Granularity granularity) { return granularity == G
 template <class PageId>
 struct TokenSlot {
   std::int64_t value = -1;
-  friend bool operator==(const TokenSlot&, const TokenSlot&) = default;
+  std::int32_t page_tokens = 0;  ///< tokens per page that it was made with; 0: nobody said. A transfer between pools of other pages refuses it
+  friend bool operator==(const TokenSlot& a, const TokenSlot& b) { return a.value == b.value; }
 };
 using HostSlot = TokenSlot<HostPage>;
 using DeviceSlot = TokenSlot<DevicePage>;
@@ -31,7 +32,7 @@ using DeviceSlot = TokenSlot<DevicePage>;
 /// The slot of a token in a page of policy P. Requires 0 <= token < P::tokens_per_page; a larger one names a token of a later page.
 template <class P, class PageId>
 constexpr TokenSlot<PageId> slot_of(PageId page, int token) {
-  return {static_cast<std::int64_t>(page.value) * P::tokens_per_page + token};
+  return {static_cast<std::int64_t>(page.value) * P::tokens_per_page + token, P::tokens_per_page};
 }
 
 /// Two places that one transfer connects. Which is the source follows from the pools of the transfer where one is a host page and one a device page, whatever

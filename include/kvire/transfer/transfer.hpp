@@ -80,6 +80,10 @@ Status hold_slots(TransferBuilder<Backend>& builder, const PageLedger<PageId, Ba
   std::vector<std::int64_t> list;
   list.reserve(slots.size());
   for (const auto& slot : slots) {
+    if (slot.page_tokens != 0 && slot.page_tokens != P::tokens_per_page) {
+      return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": token slot " + std::to_string(slot.value) + " counts pages of " +
+                                            std::to_string(slot.page_tokens) + " tokens, those of the pool have " + std::to_string(P::tokens_per_page)};
+    }
     if (slot.value < 0 || slot.value >= bound) {
       return Error{ErrorCode::out_of_range, "pool " + ledger.name() + ": token slot " + std::to_string(slot.value) +
                                                 (slot.value < 0 ? " is negative" : " is not below " + std::to_string(bound))};

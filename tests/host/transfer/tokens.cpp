@@ -129,8 +129,11 @@ TEST_CASE("tokens: bad slots move no byte") {
   refuse({{-3}}, {{20}}, ErrorCode::out_of_range, "token slot -3");
   refuse({h, {21}}, {{20}, {20}}, ErrorCode::duplicate, "token slot 20");
   refuse({h, {21}}, {{20}}, ErrorCode::mismatch, "2 host page tokens with 1");
+  // Slots of pages of another size, on either side.
+  refuse({h}, {slot_of<Fp8WithScale<8, 64>>(DevicePage(2), 4)}, ErrorCode::mismatch, "token slot 20 counts pages of 8 tokens, those of the pool have 16");
+  refuse({slot_of<Fp8WithScale<32, 64>>(HostPage(1), 0)}, {{20}}, ErrorCode::mismatch, "token slot 32 counts pages of 32 tokens");
   CHECK(stream.synchronize().ok());
   CHECK(snapshot(device) == before);
   CHECK(device.ledger().holds(pages[0].id()) == 0);
-  CHECK(load(host, device, plan_tokens(std::vector{h, h}, std::vector<DeviceSlot>{{20}, {33}}), stream).value().wait().ok());
+  CHECK(load(host, device, plan_tokens(std::vector{h, h}, std::vector<DeviceSlot>{{20}, slot_of<P>(DevicePage(2), 1)}), stream).value().wait().ok());
 }
