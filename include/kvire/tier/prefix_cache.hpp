@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,7 +15,7 @@ KVIRE_NAMESPACE_BEGIN
 
 /// The longest prefix that is there.
 struct PrefixMatch {
-  std::int32_t node = -1;              ///< its end; the root if nothing matches
+  std::int32_t node = -1;              ///< its end; the root if nothing matches; -1 for a root that is none
   std::int64_t pages = 0;
   std::int64_t on[cache_tiers] = {};   ///< of `pages`: by the tier of the slowest space that needs the page
   std::int64_t cut = 0;                ///< pages behind it that are there, but without the tail that a restart needs
@@ -25,8 +26,9 @@ struct PrefixMatch {
 /// what it caches, one for each page-id space. Moves no bytes: who does reports what is on its way (PrefixPlaces).
 ///
 /// A page in the cache is never written: who goes on from a complete one writes the next, and a tail, a page that is not full yet, is only parked here:
-/// who goes on from it gets pages of its own. Lookups cost O(pages) and allocate nothing. Not for several threads at once; match and node numbers
-/// hold until the next call that is not const.
+/// who goes on from it gets pages of its own. The cache owns each whole page twice, so that a write lease for it is refused (busy), whoever else lets go of it; leases
+/// that were taken before the page came here stay good. Lookups cost O(pages) and allocate nothing. Not for several threads at once; match and node
+/// numbers hold until the next call that is not const.
 template <int Spaces = 1, EvictionPolicy Policy = Lru>
 class PrefixCache : public PrefixHolds<Spaces, Policy> {
   using Holds = PrefixHolds<Spaces, Policy>;
@@ -35,30 +37,46 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   using Shape = PrefixShape<Spaces>;
   using typename Holds::Pages;
 
-  /// A running request's hold on a prefix: none of its pages is evicted, as long as it is alive. The cache must outlive it, in its place. Move-only.
+  /// A running request's hold on a prefix: none of its pages is evicted, as long as it is alive. Follows the cache when that is moved, and is empty once it
+  /// is gone. Move-only.
   class Ref {
    public:
     Ref() = default;
-    Ref(Ref&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), node_(std::exchange(other.node_, -1)) {}
+    Ref(Ref&& other) noexcept : cache_(std::move(other.cache_)), node_(std::exchange(other.node_, -1)) {}
     Ref& operator=(Ref&& other) noexcept {
       std::swap(cache_, other.cache_);
       std::swap(node_, other.node_);
       return *this;
     }
     ~Ref() {
-      if (cache_ != nullptr) cache_->unpin(node_);
+      if (*this) (*cache_)->unpin(node_);
     }
-    explicit operator bool() const { return cache_ != nullptr; }
-    /// The prefix's last page, or the root. Requires a prefix.
-    std::int32_t node() const { return node_; }
-    std::int64_t pages() const { return cache_->depth(node_); }
+    explicit operator bool() const { return cache_ != nullptr && *cache_ != nullptr; }
+    /// The prefix's last page, or the root; -1 for none.
+    std::int32_t node() const { return *this ? node_ : -1; }
+    std::int64_t pages() const { return *this ? (*cache_)->depth(node_) : 0; }
 
    private:
     friend class PrefixCache;
-    Ref(PrefixCache* cache, std::int32_t node) : cache_(cache), node_(node) {}
-    PrefixCache* cache_ = nullptr;
+    Ref(std::shared_ptr<PrefixCache*> cache, std::int32_t node) : cache_(std::move(cache)), node_(node) {}
+    std::shared_ptr<PrefixCache*> cache_;  // where it is now
     std::int32_t node_ = -1;
   };
+
+  PrefixCache(PrefixCache&& other) noexcept : Holds(std::move(other)), self_(std::move(other.self_)) {
+    if (self_) *self_ = this;
+  }
+  PrefixCache& operator=(PrefixCache&& other) noexcept {
+    if (this == &other) return *this;
+    if (self_) *self_ = nullptr;
+    Holds::operator=(std::move(other));
+    self_ = std::move(other.self_);
+    if (self_) *self_ = this;
+    return *this;
+  }
+  ~PrefixCache() {
+    if (self_) *self_ = nullptr;
+  }
 
   /// Errors: invalid_argument for a shape that no bundle has (see check_shape).
   static Result<PrefixCache> make(const Shape& shape, const Policy& policy = Policy()) {
@@ -66,8 +84,9 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
     return Result<PrefixCache>(PrefixCache(shape, policy));
   }
 
-  /// The root of a namespace: made at first sight, valid as long as the cache.
+  /// The root of a namespace: made at first sight, valid as long as the cache. -1, under which nothing is found, for a namespace that check_namespace refuses.
   std::int32_t root(const PrefixNamespace& names) {
+    if (!check_namespace(names).ok()) return -1;
     const std::int32_t node = this->tree_.root(names);
     this->grow();
     return node;
@@ -77,6 +96,7 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   /// token itself passes all tokens but that one. Counts as a use of the pages.
   PrefixMatch find(std::int32_t root, std::span<const TokenId> tokens) {
     PrefixMatch match;
+    if (!this->is_root(root)) return match;
     match.node = root;
     this->new_tick();
     const std::int64_t page = this->shape_.page_tokens;
@@ -85,7 +105,8 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
     std::int64_t known = 0;
     std::int32_t at = root;
     for (std::int64_t first = 0; first + page <= static_cast<std::int64_t>(tokens.size()); first += page) {
-      const std::int32_t child = this->known(at, tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(page)));
+      const auto part = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(page));
+      const std::int32_t child = this->tree_.child(at, this->tree_.name_below(at, part), part);
       if (child < 0) break;
       const int tier = this->slowest_every(child);
       if (tier == cache_tiers) {
@@ -107,9 +128,12 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   }
 
   /// The page of these tokens behind `parent`, named now if need be, for what is found elsewhere: a name without copies is kept only until the
-  /// next change of its page. Requires one page of tokens, or fewer: a tail. `name`: theirs, where it is known.
+  /// next change of its page. One page of tokens, or fewer: a tail. `name`: theirs, where it is known. -1 for another number of tokens, or behind what is no
+  /// node, or a tail.
   std::int32_t know(std::int32_t parent, std::span<const TokenId> tokens) { return know(parent, name_below(parent, tokens), tokens); }
   std::int32_t know(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) {
+    const bool fits = !tokens.empty() && static_cast<std::int64_t>(tokens.size()) <= this->shape_.page_tokens;
+    if (!fits || !this->live(parent) || this->tree_.tail(parent) > 0) return -1;
     std::int32_t child = this->tree_.child(parent, name, tokens);
     if (child >= 0) return child;
     child = this->tree_.add(parent, name, tokens);
@@ -119,23 +143,30 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   /// The same without naming anything; -1 if nobody has named it.
   std::int32_t known(std::int32_t parent, std::span<const TokenId> tokens) const { return known(parent, name_below(parent, tokens), tokens); }
   std::int32_t known(std::int32_t parent, const Hash128& name, std::span<const TokenId> tokens) const { return this->tree_.child(parent, name, tokens); }
-  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const { return this->tree_.name_below(parent, tokens); }
+  Hash128 name_below(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return this->live(parent) ? this->tree_.name_below(parent, tokens) : Hash128();
+  }
   /// The names of all tails that the tokens begin with, in one pass: out[i] is that of the first i + 1 tokens.
   void names_below(std::int32_t parent, std::span<const TokenId> tokens, std::vector<Hash128>& out) const {
-    out.resize(min_of(tokens.size(), static_cast<std::size_t>(this->shape_.page_tokens - 1)));
-    this->tree_.names_below(parent, tokens, out);
+    out.resize(this->live(parent) ? min_of(tokens.size(), static_cast<std::size_t>(this->shape_.page_tokens - 1)) : 0);
+    if (!out.empty()) this->tree_.names_below(parent, tokens, out);
   }
 
-  /// Holds a prefix. Pages that are draining stay. O(pages).
+  /// Holds a prefix. Pages that are draining stay. An empty hold of what is no node. O(pages).
   Ref acquire(std::int32_t node) {
+    if (!this->live(node)) return {};
     this->pin(node);
-    return Ref(this, node);
+    return Ref(self_, node);
   }
   Ref acquire(const PrefixMatch& match) { return acquire(match.node); }
-  /// Moves a hold on to a page right behind it.
-  void advance(Ref& at, std::int32_t child) {
+  /// Whether it holds a prefix of this cache.
+  bool is_mine(const Ref& at) const { return at && at.cache_ == self_; }
+  /// Moves a hold on to a page right behind it; false, and nothing changes, if the node is not that.
+  bool advance(Ref& at, std::int32_t child) {
+    if (!is_mine(at) || this->parent(child) != at.node_ || this->tail_tokens(child) > 0) return false;
     this->pin_next(at.node_, child);
     at.node_ = child;
+    return true;
   }
 
   enum class Published : unsigned char {
@@ -145,28 +176,20 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   };
 
   /// Adds the next whole page behind `at`, computed or received, and moves `at` behind it. Takes references from `pages` for what is not on the
-  /// device yet. Errors, which change nothing: invalid_argument for tokens that are not one page, or a space whose pages are needed and without one.
+  /// device yet. Errors, which change nothing: invalid_argument for a hold that is empty or of another cache, tokens that are not one page, or a space whose
+  /// pages are needed and without one; mismatch for a page of another pool than the space's; duplicate for one that the cache has for other tokens.
   Result<Published> extend(Ref& at, std::span<const TokenId> tokens, Pages& pages) {
-    if (static_cast<std::int64_t>(tokens.size()) != this->shape_.page_tokens) {
-      return Error{ErrorCode::invalid_argument, "prefix cache: " + std::to_string(tokens.size()) + " tokens are not one page of " +
-                                                    std::to_string(this->shape_.page_tokens) + "; a tail is parked"};
-    }
-    for (int s = 0; s < Spaces; ++s) {
-      if (this->shape_.spaces[s].need == PrefixNeed::every && !pages[static_cast<std::size_t>(s)]) {
-        return Error{ErrorCode::invalid_argument, "prefix cache: a page without its part in space " + std::to_string(s)};
-      }
-    }
-    this->new_tick();
     Published how = Published::known;
-    const std::int32_t child = named(at.node_, tokens, how);
-    for (int s = 0; s < Spaces; ++s) {
-      auto& ref = pages[static_cast<std::size_t>(s)];
-      if (!ref || this->shape_.spaces[s].need == PrefixNeed::never || !this->take_device(child, s, ref)) continue;
-      if (how == Published::known) how = Published::joined;
-    }
-    this->touch_all(child);
-    advance(at, child);
+    if (Status ok = extend(at, tokens, std::span(&pages, 1), [&](Published added) { how = added; }); !ok.ok()) return ok.error();
     return how;
+  }
+  /// The same for several pages, all or none: `pages[i]` are those of the i-th page of `tokens`. Calls added(how) after each.
+  template <class Added>
+  Status extend(Ref& at, std::span<const TokenId> tokens, std::span<Pages> pages, Added&& added) {
+    if (Status ok = check_prefix(at); !ok.ok()) return ok;
+    if (Status ok = this->check_pages(at.node_, tokens, pages); !ok.ok()) return ok;
+    for (std::size_t i = 0; i < pages.size(); ++i) added(add(at, this->part_of(tokens, i), pages[i]));
+    return {};
   }
 
   struct Parked {
@@ -176,17 +199,14 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
 
   /// Parks the unfinished page of a request behind its whole pages `at`: `tokens` are those of the last page, fewer than a page. Takes the pages of every
   /// space, also of those that whole pages do not keep, if there are none of this tail on the device yet (`known`: the caller still has its own).
-  /// Nobody holds a tail. Errors, which change nothing: invalid_argument for tokens that are none or a page, or a space without a page.
+  /// Nobody holds a tail. Errors, which change nothing: invalid_argument for tokens that are none or a page; otherwise as extend, of every space.
   Result<Parked> park(const Ref& at, std::span<const TokenId> tokens, Pages& pages) {
+    if (Status ok = check_prefix(at); !ok.ok()) return ok.error();
     if (tokens.empty() || static_cast<std::int64_t>(tokens.size()) >= this->shape_.page_tokens) {
       return Error{ErrorCode::invalid_argument, "prefix cache: a tail of " + std::to_string(tokens.size()) + " tokens, of pages of " +
                                                     std::to_string(this->shape_.page_tokens)};
     }
-    for (int s = 0; s < Spaces; ++s) {
-      if (!pages[static_cast<std::size_t>(s)]) {
-        return Error{ErrorCode::invalid_argument, "prefix cache: a tail without its part in space " + std::to_string(s)};
-      }
-    }
+    if (Status ok = this->check_tail_pages(known(at.node_, tokens), pages); !ok.ok()) return ok.error();
     this->new_tick();
     Published how = Published::known;
     const std::int32_t tail = named(at.node_, tokens, how);
@@ -200,6 +220,7 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   /// Somebody goes on from a tail: its device pages, if it has them there, into `pages`, to be written. What it has on slower tiers stays, and is the
   /// first to go there. True if there were pages.
   bool resume(std::int32_t tail, Pages& pages) {
+    if (this->tail_tokens(tail) == 0) return false;
     const bool here = this->has(tail, 0, CacheTier::device);
     if (here) this->give_device(tail, pages);
     this->age(tail);
@@ -208,7 +229,29 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
   }
 
  private:
-  PrefixCache(const Shape& shape, const Policy& policy) : Holds(shape, policy) {}
+  PrefixCache(const Shape& shape, const Policy& policy) : Holds(shape, policy), self_(std::make_shared<PrefixCache*>(this)) {}
+
+  Status check_prefix(const Ref& at) const {
+    const auto bad = [](const char* what) { return Error{ErrorCode::invalid_argument, std::string("prefix cache: ") + what}; };
+    if (!is_mine(at)) return bad("the hold on a prefix is empty, or of another cache; acquire one below a root of this cache first");
+    if (this->tree_.tail(at.node_) > 0) return bad("the prefix ends in a tail, and nothing stands behind one; acquire the whole pages before it");
+    return {};
+  }
+
+  Published add(Ref& at, std::span<const TokenId> tokens, Pages& pages) {
+    this->new_tick();
+    Published how = Published::known;
+    const std::int32_t child = named(at.node_, tokens, how);
+    for (int s = 0; s < Spaces; ++s) {
+      auto& ref = pages[static_cast<std::size_t>(s)];
+      if (!ref || this->shape_.spaces[s].need == PrefixNeed::never || !this->take_device(child, s, ref)) continue;
+      if (how == Published::known) how = Published::joined;
+    }
+    this->touch_all(child);
+    this->pin_next(at.node_, child);
+    at.node_ = child;
+    return how;
+  }
 
   // The child of these tokens; `how` is `added` if it is new.
   std::int32_t named(std::int32_t parent, std::span<const TokenId> tokens, Published& how) {
@@ -245,6 +288,8 @@ class PrefixCache : public PrefixHolds<Spaces, Policy> {
       ++match.on[with];
     }
   }
+
+  std::shared_ptr<PrefixCache*> self_;  // what holds find this cache by
 };
 
 KVIRE_NAMESPACE_END

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <kvire/base/hash.hpp>
+#include <kvire/base/result.hpp>
 #include <kvire/layout/fingerprint.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -32,5 +33,12 @@ struct PrefixNamespace {
     return hash_text(t.data(), static_cast<int>(t.size()));
   }
 };
+
+/// Success, or invalid_argument for a rank that is none of `ranks`.
+inline Status check_namespace(const PrefixNamespace& names) {
+  if (names.ranks >= 1 && names.rank >= 0 && names.rank < names.ranks) return {};
+  return Error{ErrorCode::invalid_argument, "prefix namespace '" + names.model + "': rank " + std::to_string(names.rank) + " of " + std::to_string(names.ranks) +
+                                                "; ranks count from 0, and one that holds all has rank 0 of 1"};
+}
 
 KVIRE_NAMESPACE_END

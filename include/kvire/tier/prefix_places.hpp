@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,7 +16,8 @@
 KVIRE_NAMESPACE_BEGIN
 
 /// The half of a prefix cache that whoever moves bytes talks to: where the pages of each node are, what is on its way, and which page is to go next.
-/// Per page-id space; node numbers come from a PrefixMatch or a Ref.
+/// Per page-id space; node numbers come from a PrefixMatch or a Ref. Of a number that is no node's, and of -1, questions say that nothing is there;
+/// what changes something requires a node.
 ///
 /// A page of a space whose pages are all needed leaves a tier only after those of its children, so that what stays can be reached. A page that a
 /// request holds, or that is being copied, does not leave the tier it is used from. A tail has pages of every space, and whoever moves one of them
@@ -26,16 +28,19 @@ class PrefixPlaces {
   const PrefixShape<Spaces>& shape() const { return shape_; }
   /// Pages known by name.
   std::int64_t pages() const { return tree_.pages(); }
-  std::int32_t depth(std::int32_t node) const { return tree_.depth(node); }
-  bool is_root(std::int32_t node) const { return tree_.is_root(node); }
+  /// Whether there is such a node.
+  bool live(std::int32_t node) const { return tree_.live(node); }
+  std::int32_t depth(std::int32_t node) const { return live(node) ? tree_.depth(node) : 0; }
+  bool is_root(std::int32_t node) const { return live(node) && tree_.is_root(node); }
   /// Tokens of a node that is a tail; 0 for a whole page.
-  std::int32_t tail_tokens(std::int32_t node) const { return tree_.tail(node); }
+  std::int32_t tail_tokens(std::int32_t node) const { return live(node) ? tree_.tail(node) : 0; }
   /// Tails known right behind a prefix.
-  std::int32_t tails(std::int32_t node) const { return tree_.tails(node); }
-  /// Requires a node that is no root.
-  std::int32_t parent(std::int32_t node) const { return tree_.parent(node); }
+  std::int32_t tails(std::int32_t node) const { return live(node) ? tree_.tails(node) : 0; }
+  /// -1 for a root.
+  std::int32_t parent(std::int32_t node) const { return live(node) && !tree_.is_root(node) ? tree_.parent(node) : -1; }
   /// Digest of the namespace and of all tokens up to the node's end.
-  const Hash128& name(std::int32_t node) const { return tree_.name(node); }
+  Hash128 name(std::int32_t node) const { return live(node) ? tree_.name(node) : Hash128(); }
+  /// Requires a node.
   const PrefixNamespace& names(std::int32_t node) const { return tree_.names(node); }
 
   /// Whether a restart needs the space's page that lies `back` pages before the prefix's last one.
@@ -44,14 +49,20 @@ class PrefixPlaces {
     return need == PrefixNeed::every || (need == PrefixNeed::tail && back < reach(space));
   }
 
-  PageState state(std::int32_t node, int space) const { return place(node, space).state(); }
-  bool has(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::whole; }
-  bool arriving(std::int32_t node, int space, CacheTier tier) const { return place(node, space).at(tier) == Copy::arriving; }
+  PageState state(std::int32_t node, int space) const { return seen(node, space).state(); }
+  bool has(std::int32_t node, int space, CacheTier tier) const { return seen(node, space).at(tier) == Copy::whole; }
+  bool arriving(std::int32_t node, int space, CacheTier tier) const { return seen(node, space).at(tier) == Copy::arriving; }
   /// Empty if the device has, and awaits, no copy. The same for the host.
-  const PageRef<DevicePage>& device(std::int32_t node, int space) const { return place(node, space).device; }
-  const PageRef<HostPage>& host(std::int32_t node, int space) const { return place(node, space).host; }
+  const PageRef<DevicePage>& device(std::int32_t node, int space) const { return seen(node, space).device; }
+  const PageRef<HostPage>& host(std::int32_t node, int space) const { return seen(node, space).host; }
   /// Whether a copy of the page is on its way anywhere.
-  bool in_flight(std::int32_t node, int space) const { return place(node, space).in_flight(); }
+  bool in_flight(std::int32_t node, int space) const { return seen(node, space).in_flight(); }
+  /// Whether the cache has the device page whole, under whatever name.
+  bool has_page(int space, DevicePage page) const {
+    const auto& shares = shares_[static_cast<std::size_t>(space)];
+    const auto at = static_cast<std::size_t>(page.value);
+    return page.value >= 0 && at < shares.size() && shares[at];
+  }
   /// Calls f(space) for each space whose page moves with this one: for a tail all of them.
   template <class F>
   void together(std::int32_t node, int space, F&& f) const {
@@ -61,7 +72,7 @@ class PrefixPlaces {
 
   /// The nodes from the first page to `node`, into exactly depth(node) places.
   void path(std::int32_t node, std::span<std::int32_t> out) const {
-    for (std::size_t i = out.size(); i-- > 0; node = tree_.parent(node)) out[i] = node;
+    for (std::size_t i = out.size(); i-- > 0; node = parent(node)) out[i] = node;
   }
 
   /// A copy of the page is on its way to the device or the host. Requires that it has none there, and a whole one on another tier.
@@ -134,6 +145,10 @@ class PrefixPlaces {
 
   Place& place(std::int32_t node, int space) { return places_[static_cast<std::size_t>(node)].places[space]; }
   const Place& place(std::int32_t node, int space) const { return places_[static_cast<std::size_t>(node)].places[space]; }
+  const Place& seen(std::int32_t node, int space) const {
+    static const Place nothing;
+    return live(node) && space >= 0 && space < Spaces ? place(node, space) : nothing;
+  }
   // Pages of a tail space that the next token looks back to.
   std::int64_t reach(int space) const { return max_of<std::int64_t>(1, ceil_div(shape_.spaces[space].tail_tokens - 1, shape_.page_tokens)); }
 
@@ -192,7 +207,9 @@ class PrefixPlaces {
   void change(std::int32_t node, int space, F&& f) {
     Place& p = place(node, space);
     const int before = p.level();
+    const DevicePage was = p.copy[0] == Copy::whole ? p.device.id() : DevicePage();
     f(p);
+    share(space, was, p);
     const int after = p.level();
     if (before != after && shape_.spaces[space].need == PrefixNeed::every && !tree_.is_root(tree_.parent(node))) {
       const std::int32_t parent = tree_.parent(node);
@@ -201,6 +218,17 @@ class PrefixPlaces {
       offer(parent, space);
     }
     offer(node, space);
+  }
+
+  // A whole page has two shares of the cache, so that nobody finds it owned alone and writes it: a writer is refused (busy) until the cache gives it up.
+  void share(int space, DevicePage was, const Place& p) {
+    const DevicePage is = p.copy[0] == Copy::whole ? p.device.id() : DevicePage();
+    if (was == is) return;
+    auto& shares = shares_[static_cast<std::size_t>(space)];
+    if (!was.none()) shares[static_cast<std::size_t>(was.value)].reset();
+    if (is.none()) return;
+    if (shares.size() <= static_cast<std::size_t>(is.value)) shares.resize(static_cast<std::size_t>(is.value) + 1);
+    shares[static_cast<std::size_t>(is.value)] = p.device;
   }
 
   void drop_tails(std::int32_t node) {
@@ -236,6 +264,7 @@ class PrefixPlaces {
   std::uint64_t tick_ = 0;
   std::vector<Entry> places_;
   std::vector<Queue> queues_;
+  std::array<std::vector<PageRef<DevicePage>>, static_cast<std::size_t>(Spaces)> shares_;  // by page id
 };
 
 KVIRE_NAMESPACE_END

@@ -86,19 +86,27 @@ constexpr PrefixShape<Bundle::space_count> prefix_shape(std::int64_t window_toke
   return shape;
 }
 
+/// Raw tokens of a page, at most: 64 pages' tokens are kept in one piece of memory.
+inline constexpr std::int64_t most_page_tokens = std::int64_t{1} << 20;
+/// Raw tokens that a window looks back, at most: positions have 31 bits.
+inline constexpr std::int64_t most_tail_tokens = (std::int64_t{1} << 31) - 1;
+
 /// Success, or invalid_argument with the number that is wrong.
 template <int Spaces>
 Status check_shape(const PrefixShape<Spaces>& shape) {
   const auto bad = [](const std::string& what) { return Error{ErrorCode::invalid_argument, "prefix cache: " + what}; };
-  if (shape.page_tokens < 1) return bad("pages of " + std::to_string(shape.page_tokens) + " tokens");
+  if (shape.page_tokens < 1 || shape.page_tokens > most_page_tokens) {
+    return bad("pages of " + std::to_string(shape.page_tokens) + " tokens; from 1 to " + std::to_string(most_page_tokens) + " can be");
+  }
   if (shape.group_tokens < 1 || shape.page_tokens % shape.group_tokens != 0) {
     return bad("pages of " + std::to_string(shape.page_tokens) + " tokens do not hold whole groups of " + std::to_string(shape.group_tokens));
   }
   bool any = false;
   for (int s = 0; s < Spaces; ++s) {
     any = any || shape.spaces[s].need == PrefixNeed::every;
-    if (shape.spaces[s].need == PrefixNeed::tail && shape.spaces[s].tail_tokens < 1) {
-      return bad("space " + std::to_string(s) + " needs a tail of " + std::to_string(shape.spaces[s].tail_tokens) + " tokens");
+    if (shape.spaces[s].need == PrefixNeed::tail && (shape.spaces[s].tail_tokens < 1 || shape.spaces[s].tail_tokens > most_tail_tokens)) {
+      return bad("space " + std::to_string(s) + " needs a tail of " + std::to_string(shape.spaces[s].tail_tokens) +
+                 " tokens; from 1 to " + std::to_string(most_tail_tokens) + " can be (window_tokens of a bundle with space::Window)");
     }
   }
   if (!any) return bad("no space whose pages are all needed");

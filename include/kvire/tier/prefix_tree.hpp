@@ -25,6 +25,8 @@ class PrefixTree {
   PrefixTree(std::int64_t page_tokens, bool keep_tokens) : page_tokens_(page_tokens), keep_tokens_(keep_tokens) {}
 
   std::int64_t page_tokens() const { return page_tokens_; }
+  /// Whether the number is a node's: neither made up nor that of a node that is gone (unless its number has been given to another).
+  bool live(std::int32_t node) const { return node >= 0 && index(node) < nodes_.size() && at(node).depth >= 0; }
   /// Node numbers are below this.
   std::size_t slots() const { return nodes_.size(); }
   /// Nodes below roots.
@@ -77,6 +79,7 @@ class PrefixTree {
     Node& above = at(at(node).parent);
     --above.children;
     above.tails -= at(node).tail > 0 ? 1 : 0;
+    at(node).depth = -1;
     free_.push_back(node);
   }
 
@@ -101,7 +104,7 @@ class PrefixTree {
   struct Node {
     Hash128 name;
     std::int32_t parent = -1;  // of a root: ~ its number among the namespaces
-    std::int32_t depth = 0;
+    std::int32_t depth = 0;  // -1: no node
     std::int32_t children = 0;
     std::int32_t tail = 0;
     std::int32_t tails = 0;

@@ -29,10 +29,11 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     std::int64_t tokens = 0;                      ///< raw tokens that need not be computed
   };
 
-  /// Without `files` there is no tier below the host, even if the type could have one. Errors: invalid_argument for missing pools or streams, pools of
-  /// different layers, and as PrefixCache::make.
+  /// Without `files` there is no tier below the host, even if the type could have one. Errors: invalid_argument for a bad option, missing pools or streams,
+  /// pools of different layers, and as PrefixCache::make.
   static Result<TieredCache> make(const Pools& pools, const TieredOptions& options = {}, Files* files = nullptr, const Policy& policy = Policy()) {
     const auto bad = [&](const char* what) { return Error{ErrorCode::invalid_argument, options.name + ": " + what}; };
+    if (Status ok = check_options(options); !ok.ok()) return ok.error();
     if (pools.device == nullptr) return bad("no device pool");
     if (pools.host != nullptr && (pools.loads == nullptr || pools.stores == nullptr)) return bad("a host pool, but no streams for loads and stores");
     if (pools.host != nullptr && pools.host->layers() != pools.device->layers()) return bad("device and host pools of different layers");
@@ -52,7 +53,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     return Result<TieredCache>(TieredCache(std::move(cache).value(), pools, options, std::move(seals), files));
   }
 
-  /// The root of a namespace; its layout is set to the bundle's.
+  /// The root of a namespace; its layout is set to the bundle's. -1 as PrefixCache::root, under which nothing is found or published.
   std::int32_t root(PrefixNamespace names) {
     names.layout = bundle_fingerprint128<Bundle>;
     return this->cache_.root(names);
@@ -60,8 +61,9 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
 
   /// The longest usable prefix of `tokens`, held, and on the device or on its way there: pages of slower tiers are loaded in one transfer. Shorter
   /// where the device has no room (after evicting, and waiting for pages that are leaving until `room_limit`). A request that must compute
-  /// its last token passes all but that one.
+  /// its last token passes all but that one. Empty, and refused by whatever it is passed to, for a number that is no root of this cache.
   Held acquire(std::int32_t root, std::span<const TokenId> tokens) {
+    if (!this->cache_.is_root(root)) return {};
     const std::int64_t begin = detail::steady_ns();
     this->poll();
     const std::int64_t page = this->cache_.shape().page_tokens;
@@ -93,6 +95,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   /// acquire anew. To be asked before each step.
   static Status check(const Held& held) {
     for (const auto& load : held.loads) {
+      if (load.progress() == nullptr) continue;
       if (Status status = load.progress()->done().status(); !status.ok()) return status;
     }
     return {};
@@ -100,50 +103,42 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
 
   /// Adds complete pages behind a held prefix, which then ends behind them: `pages[i]` has the device pages of the i-th page of `tokens`. Where
   /// another request was faster, references stay in `pages` (see PrefixCache::extend), and the prefix goes on with the cache's page. Kernels that
-  /// write the pages must be queued already; written through, the copies to the host follow them. Errors: as extend, at the page where it happened; earlier ones are published.
+  /// write the pages must be queued already; written through, the copies to the host follow them (a copy that cannot be made counts as failed: the page
+  /// stays on the device). Errors, which change nothing: as PrefixCache::extend, of all pages.
   Status publish(Held& held, std::span<const TokenId> tokens, std::span<Pages> pages) {
-    const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
-    if (tokens.size() != page * pages.size()) {
-      return Error{ErrorCode::invalid_argument, this->options_.name + ": " + std::to_string(tokens.size()) + " tokens for " + std::to_string(pages.size()) +
-                                                    " pages of " + std::to_string(page)};
-    }
     detail::TierPages through;
-    Status status;
-    for (std::size_t i = 0; i < pages.size() && status.ok(); ++i) {
-      auto how = this->cache_.extend(held.prefix, tokens.subspan(i * page, page), pages[i]);
-      if (!how.ok()) {
-        status = how.error();
-        break;
-      }
-      const bool known = how.value() == Cache::Published::known;
+    Status status = this->cache_.extend(held.prefix, tokens, pages, [&](typename Cache::Published how) {
+      const bool known = how == Cache::Published::known;
       ++(known ? this->counters_.shared_pages : this->counters_.published_pages);
       if (!known) this->note_page(CacheWork::publish, CacheTier::device, held.prefix.node(), -1, this->request_);
       // The prefix goes on with the cache's page, which may be on its way here for somebody else.
-      if (how.value() != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
+      if (how != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
       if (this->options_.write_through) this->to_host(held.prefix.node(), through);
-    }
-    held.tokens = held.prefix.pages() * static_cast<std::int64_t>(page);
-    if (const Status stored = this->store(std::move(through)); !stored.ok() && status.ok()) status = stored;
-    return status;
+    });
+    if (!status.ok()) return Error{status.error().code, this->options_.name + ": " + status.error().message};
+    held.tokens = held.prefix.pages() * this->cache_.shape().page_tokens;
+    (void)this->store(std::move(through));
+    return {};
   }
 
   /// Parks the tail of a request behind its whole pages: `tokens` are those of the last page, fewer than a page; `pages` has its device page of every
   /// space, request rows included, as all layers left them at exactly that length. If an equal tail is there already, references stay in `pages`. Nobody
-  /// holds a tail: it may be evicted at once, all spaces together. Kernels that write the pages must be queued already. Errors: of a load that the
-  /// request depends on: the pages may hold anything then; as PrefixCache::park.
+  /// holds a tail: it may be evicted at once, all spaces together. Kernels that write the pages must be queued already. Errors, which change nothing: of a load
+  /// that the request depends on: the pages may hold anything then; as PrefixCache::park.
   Status park(const Held& held, std::span<const TokenId> tokens, Pages& pages) {
     this->poll();
     if (Status good = check(held); !good.ok()) return good;
     const DevicePage first = pages[0].id();
     auto how = this->cache_.park(held.prefix, tokens, pages);
-    if (!how.ok()) return how.error();
+    if (!how.ok()) return Error{how.error().code, this->options_.name + ": " + how.error().message};
     const auto [published, tail] = how.value();
     const bool known = published == Cache::Published::known;
     ++(known ? this->counters_.shared_tails : this->counters_.parked_tails);
     if (!known) this->hand_over(tail, first);
     detail::TierPages through;
     if (this->options_.write_through) this->to_host(tail, through);
-    return this->store(std::move(through));
+    (void)this->store(std::move(through));
+    return {};
   }
 
   /// Goes on from the longest tail behind a held prefix that `tokens`, the request's tokens behind it, continue through. Its pages are put into `pages` and
@@ -155,7 +150,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     this->poll();
     const std::int32_t at = held.prefix.node();
     bool missed = false;
-    if (this->cache_.tails(at) == 0) return 0;
+    if (!this->cache_.is_mine(held.prefix) || this->cache_.tails(at) == 0) return 0;
     this->cache_.names_below(at, tokens, tail_names_);
     for (auto size = tail_names_.size(); size > 0; --size) {
       const std::int32_t tail = this->cache_.known(at, tail_names_[size - 1], tokens.first(size));
@@ -199,6 +194,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     this->poll();
     const auto page = static_cast<std::size_t>(this->cache_.shape().page_tokens);
     std::int64_t pages = 0;
+    if (!this->cache_.is_root(root)) return pages;
     typename Cache::Ref held = this->cache_.acquire(root);
     RecordKey key = this->key_of(root);
     for (; tokens.size() >= page; tokens = tokens.subspan(page), ++pages) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,19 +12,10 @@
 #include <kvire/tier/prefix_cache.hpp>
 #include <kvire/tier/tiered_moves.hpp>
 #include <kvire/tier/tiered_notes.hpp>
+#include <kvire/tier/tiered_options.hpp>
 #include <kvire/transfer/seal.hpp>
 
 KVIRE_NAMESPACE_BEGIN
-
-struct TieredOptions {
-  std::int64_t window_tokens = 0;  ///< how far back the model's sliding window reaches, the token itself included
-  bool write_through = false;      ///< a page gets its copy on the host when it is published, not when the device gives it up
-  bool keep_tokens = true;         ///< see PrefixShape
-  int batch_pages = 8;             ///< pages of a space that are sent to the host at once when the device runs short
-  std::chrono::milliseconds room_limit{10'000};  ///< how long an allocation waits for pages that are being copied away
-  bool seal = true;                ///< what comes back from the host, or goes on to a file, must be what the device had (see PageSeals)
-  std::string name = "tiered cache";
-};
 
 /// The pools and streams of a tiered cache, which must outlive it. Without `host` there is no slower tier than the device.
 template <class Bundle, class Backend>
@@ -66,7 +56,10 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
   TierTraffic(Cache cache, const TieredPools<Bundle, Backend>& pools, const TieredOptions& options, std::shared_ptr<PageSeals> seals)
       : cache_(std::move(cache)), pools_(pools), options_(options), seals_(std::move(seals)) {
     while (cache_.shape().spaces[first_every_].need != PrefixNeed::every) ++first_every_;
-    for_each_space<Bundle>([&]<class Space>(int s) { page_bytes_[s] = Bundle::template page_bytes<Space>(pools_.device->layers()).count; });
+    for_each_space<Bundle>([&]<class Space>(int s) {
+      page_bytes_[s] = Bundle::template page_bytes<Space>(pools_.device->layers()).count;
+      cache_.expect_pool(s, pools_.device->template ledger<Space>());
+    });
   }
 
   using Notes::of;

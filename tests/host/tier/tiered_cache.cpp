@@ -260,7 +260,7 @@ TEST_CASE("tiered cache: what cannot work is refused in words") {
   std::vector<Rig::Cache::Pages> pages(2);
   const auto status = rig.cache().publish(held, text(1, 1), pages);
   REQUIRE_FALSE(status.ok());
-  CHECK(contains(status.error().message, "16 tokens for 2 pages of 16"));
+  CHECK(contains(status.error().message, "16 tokens are not 2 pages of 16"));
 }
 
 TEST_CASE("tier budget: pools and workspaces of a tier stay within one number of bytes") {
@@ -301,18 +301,20 @@ TEST_CASE("cache counters: a visitor sees every number with its labels") {
 
 TEST_CASE("tiered cache: a page that nothing has written is given up instead of copied, and hinders nobody") {
   Rig rig(sizes(4, 8));
-  CHECK(rig.run(text(1, 2)).ok());
-  const auto& cache = rig.cache().cache();
+  auto request = rig.run(text(1, 1)).value();
   const auto tokens = text(1, 2);
-  const std::int32_t first = cache.known(rig.root(), std::span(tokens).first(page));
-  const std::int32_t last = cache.known(first, std::span(tokens).subspan(page));
   constexpr int full = Rig::Model::space_index<space::Full>();
   auto& ledger = rig.device_ledger<space::Full>();
-  const std::vector<DevicePage> unwritten{cache.device(last, full).id()};
+  Rig::Cache::Pages pages;
+  pages[full] = rig.cache().allocate<space::Full>().value();
+  pages[Rig::Model::space_index<space::Window>()] = rig.cache().allocate<space::Window>().value();
+  const std::vector<DevicePage> unwritten{pages[full].id()};
   const auto kernel = Event<Host>::make("kernel");
   (void)ledger.hold(unwritten, PageUse::store, kernel).value();
+  CHECK(rig.cache().publish(request, std::span(tokens).subspan(page), std::span(&pages, 1)).ok());
   kernel.complete(Error{ErrorCode::failed, "did not run"});
   CHECK_FALSE(ledger.readable(unwritten[0]).ok());
+  request = {};
 
   CHECK(rig.run(text(2, 4)).ok());
   CHECK(on(rig, CacheTier::device, full).lost_pages == 1);
