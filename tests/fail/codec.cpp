@@ -21,4 +21,10 @@ struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::e4m3, 64>>, Plane<
   using Scaling = ScaleRule<role::Value, 32>;
 };
 inline void bad(const float* row, std::byte* page) { encode_row<P>(row, page, 0); }
+#elif KVIRE_FAIL == 4  // expect: codec.readable-elements
+// Integers with a scale, by a formula that nothing here computes.
+struct P : PageLayout<2, 1, Plane<Field<role::Value, Element::u8, 64>>, Plane<Field<role::Scale, Element::bf16, 2>>> {
+  using Scaling = ScaleRule<role::Value, 32>;
+};
+inline void bad(const std::byte* page, float* row) { decode_row<P>(page, 0, row); }
 #endif

@@ -27,4 +27,9 @@ Status bad(ConstPageView<Planar> view, Stream<Host>& stream) { return sparse_log
 Status bad(const ReadLease<Bf16Contiguous<64, 128>, Host>& lease, Stream<Host>& stream) {
   return sparse_logits<Planar>({}, {}, lease, {}, {}, {}, stream);
 }
+#elif KVIRE_FAIL == 5  // expect: codec.readable-elements
+struct Int8 : PageLayout<64, 1, Plane<Field<role::Value, Element::u8, 128>>, Plane<Field<role::Scale, Element::bf16, 1>>> {
+  using Scaling = ScaleRule<role::Value, 128>;
+};
+Status bad(const ReadLease<Int8, Host>& lease, Stream<Host>& stream) { return sparse_logits({}, {}, lease, {}, {}, {}, stream); }
 #endif

@@ -12,6 +12,13 @@ struct NumberFields {
                 "kvire [codec.number-fields]: a row is encoded from numbers, and u8 is bytes that only their owner understands. Guessing an integer "
                 "conversion would change them silently. Fix: write the field through its offset, or declare it as the element that it holds.");
 };
+template <class P, bool Readable>
+struct ReadableElements {
+  static_assert(Readable,
+                "kvire [codec.readable-elements]: keys and rows are decoded from elements that stand for numbers. u8 is bytes that only their owner understands, so that "
+                "no formula says what a code times its scale is. Fix: declare the field as the element that it holds, or read its bytes in a kernel of your own, through "
+                "launch and offset<Role>.");
+};
 }  // namespace rule
 
 /// How a row is encoded, beyond what its layout says: two stores that differ here write pages of the same layout.
@@ -68,6 +75,20 @@ KVIRE_HD constexpr void for_each_field(F&& f) {
 /// The bits of an input element as they enter the encoder.
 KVIRE_HD constexpr kstd::uint32_t prepare_bits(kstd::uint32_t bits, const RowOptions& options) {
   return options.bf16_round_trip ? static_cast<kstd::uint32_t>(bf16_from_bits(bits)) << 16 : bits;
+}
+
+/// Whether decode_row and the logits can read the policy's rows: no field but padding is u8.
+template <LayoutPolicy P>
+inline constexpr bool readable_elements = [] {
+  bool readable = true;
+  for (int i = 0; i < P::section_count; ++i) readable = readable && (P::table.sections[i].padding || P::table.sections[i].element != Element::u8);
+  return readable;
+}();
+/// Refuses, in words, a policy of which that is not so; false for it, so that code behind it need not be compiled.
+template <LayoutPolicy P>
+KVIRE_HD constexpr bool require_readable() {
+  (void)sizeof(rule::ReadableElements<P, readable_elements<P>>);
+  return readable_elements<P>;
 }
 
 namespace detail {
@@ -152,7 +173,8 @@ template <LayoutPolicy P>
 KVIRE_HD void decode_row(const kstd::byte* page, int token, float* x) {
   for_each_field<P>([&](auto field) {
     using F = decltype(field);
-    if constexpr (F::scaled) {
+    if constexpr (!require_readable<P>()) {
+    } else if constexpr (F::scaled) {
       detail::decode_scaled_field<P, F>(page, token, x);
     } else if constexpr (F::logical) {
       for (int i = 0; i < F::count; ++i) x[F::first + i] = decode_element<F::element>(load_code<F::element>(page + F::offset(token), i));

@@ -13,7 +13,8 @@ struct ScaledElements {
   static_assert((Value == Element::e4m3 || Value == Element::e2m1) && Scale != Element::u8 && Scale != Element::e2m1 &&
                     (Scale != Element::e4m3 || Formula == ScaleFormula::scale_clamp),
                 "kvire [codec.scaled-elements]: a block scale multiplies e4m3 or e2m1 values and is f32, ue8m0, bf16, f16, or e4m3 by scale_clamp. In other pairs "
-                "builds could disagree, or a small scale be stored as 0 and read as NaN. Fix: use one of these elements, or NoScale.");
+                "builds could disagree, or a small scale be stored as 0 and read as NaN. Fix: use one of these elements, or keep the "
+                "scales in a field of a role of your own, without ScaleRule, for kernels of your own.");
 };
 }  // namespace rule
 

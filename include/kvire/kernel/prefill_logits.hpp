@@ -155,7 +155,7 @@ Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, co
                       PrefillLogitsOptions options = {}) {
   static_assert(require_lease<Lease>());
   if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (is_lease<Lease>) {
+  if constexpr (require_keys<Lease>()) {
     using P = typename Lease::policy;
     const auto checked = detail::check_paged_prefill<P>(queries, weights, page_table, starts, ends, scores);
     if (!checked.ok()) return checked.error();

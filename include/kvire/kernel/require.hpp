@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/codec/row.hpp>
 #include <kvire/layout/describe.hpp>
 #include <kvire/sync/lease.hpp>
 
@@ -24,6 +25,16 @@ constexpr bool require_kernel_policy() {
     (void)sizeof(rule::KernelPolicyMatches<P, Q, P::page_bytes, Q::page_bytes, first_difference<P, Q>(), same_layout<P, Q>>);
   }
   return true;
+}
+
+/// For kernels that decode keys: whether there is a lease (refused before, if not) on pages that can be decoded, which is refused in words, if not.
+template <class Lease>
+constexpr bool require_keys() {
+  if constexpr (is_lease<Lease>) {
+    return require_readable<typename Lease::policy>();
+  } else {
+    return false;
+  }
 }
 
 KVIRE_NAMESPACE_END

@@ -59,7 +59,7 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
                    Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Host>& stream, SelectionOptions options = {}) {
   static_assert(require_lease<Lease>());
   if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (is_lease<Lease>) {
+  if constexpr (require_keys<Lease>()) {
     using P = typename Lease::policy;
     const bool kept = options.scores.data != nullptr;
     float later = 0;  // stands for memory that is there once the arguments have been checked
