@@ -231,8 +231,11 @@ TEST_CASE("prefix cache: a hold follows a cache that is moved, and is empty when
 
 TEST_CASE("prefix cache: a rank that is none is no namespace, and pages beyond measure are no shape") {
   Bench b;
-  for (const auto& [rank, ranks] : {std::pair{7, 2}, {2, 2}, {-1, 2}, {0, 0}, {-1, 0}, {0, -1}}) {
+  for (const auto& part : {std::pair{7, 2}, {2, 2}, {-1, 2}, {0, 0}, {-1, 0}, {0, -1}}) {
+    const std::int32_t rank = part.first;
+    const std::int32_t ranks = part.second;
     CAPTURE(rank);
+    CAPTURE(ranks);
     CHECK(b.cache.root({.model = "m", .rank = rank, .ranks = ranks}) == -1);
     CHECK(check_namespace({.model = "m", .rank = rank, .ranks = ranks}).error().code == ErrorCode::invalid_argument);
   }
