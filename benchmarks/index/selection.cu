@@ -127,6 +127,7 @@ class Bench {
       KVIRE_BENCH_CHECK((sm90::launch_logits<Fp8, Element::e4m3, heads, 1, Kept>(a, sms_, s, true)));
     };
     const double us_kept = timer_.microseconds(launches, 9, kept);
+    const int blocks = grouped_top_k_blocks(batch, sms_);
     bool same = true;
     const auto time = [&](auto&& launch) {  // and see whether the same is selected
       KVIRE_BENCH_CHECK(cudaMemset(d_selected, 0xEE, want.size() * 4));
@@ -138,11 +139,11 @@ class Bench {
     };
     const double us_pair = time([&](int l, cudaStream_t s) {
       best(l, s);
-      KVIRE_BENCH_CHECK(launch_grouped_top_k(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true, true));
+      KVIRE_BENCH_CHECK(launch_grouped_top_k(top_k_arguments(l), logits_arguments(l).group_best, nullptr, s, true, blocks));
     });
     const double us_fused = time([&](int l, cudaStream_t s) {
       kept(l, s);
-      KVIRE_BENCH_CHECK(launch_slot_top_k(top_k_arguments(l), slots_of(l), static_cast<int>(ctas), nullptr, s, true, true));
+      KVIRE_BENCH_CHECK(launch_slot_top_k(top_k_arguments(l), slots_of(l), static_cast<int>(ctas), nullptr, s, true, blocks, true));
     });
     std::printf("%d,%d,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f,%.2f%s\n", batch, length, floor, us_logits, us_best, us_kept, us_two, us_pair, us_fused, us_two / floor, us_pair / floor,
                 us_fused / floor, same ? "" : ",WRONG");

@@ -28,8 +28,7 @@ std::vector<std::uint32_t> group_best(const Rows& in, const std::vector<std::vec
   return best;
 }
 
-template <int Threads>
-std::vector<std::int32_t> select_grouped(const Rows& in, int k, bool by_score = false) {
+std::vector<std::int32_t> select_grouped(const Rows& in, int k, int blocks = 1, bool by_score = false) {
   const DeviceArray<float> scores(in.scores);
   const DeviceArray<std::int32_t> lengths(in.lengths);
   const DeviceArray<std::uint32_t> best(group_best(in));
@@ -42,7 +41,7 @@ std::vector<std::int32_t> select_grouped(const Rows& in, int k, bool by_score = 
   args.k = k;
   args.selected = selected.data();
   args.order = by_score ? kvire::TopKOrder::by_score : kvire::TopKOrder::by_position;
-  cuda_ok(kvire::launch_grouped_top_k<Threads>(args, best.data(), nullptr, nullptr, true));
+  cuda_ok(kvire::launch_grouped_top_k(args, best.data(), nullptr, nullptr, true, blocks));
   return selected.read();
 }
 
@@ -55,18 +54,32 @@ TEST_CASE("cuda grouped top-k: every length and distribution against a sort") {
       const Rows in = make(Kind(kind), 2, length, unsigned(kind * 1000 + length));
       for (const int k : some({1, 512, 1024})) {
         const auto want = expected(in, k);
-        CHECK_MESSAGE(select_grouped<512>(in, k) == want, std::string(name(Kind(kind))) << " length " << length << " k " << k);
-        CHECK_MESSAGE(select_grouped<256>(in, k) == want, std::string(name(Kind(kind))) << " length " << length << " k " << k << ", 256 threads");
-        if (length == 20001) CHECK_MESSAGE(select_grouped<512>(in, k, true) == expected(in, k, true), std::string(name(Kind(kind))) << " by score");
+        for (const int blocks : {1, 2, 8}) {
+          const std::string what = std::string(name(Kind(kind))) + " length " + std::to_string(length) + " k " + std::to_string(k) + " blocks " + std::to_string(blocks);
+          CHECK_MESSAGE(select_grouped(in, k, blocks) == want, what);
+          if (length == 20001) CHECK_MESSAGE(select_grouped(in, k, blocks, true) == expected(in, k, true), what << " by score");
+        }
       }
     }
+  }
+}
+
+TEST_CASE("cuda grouped top-k: what is selected stands side by side, and on every run the same is selected") {
+  Rows in = make(Kind::normal, 2, 32768, 11);
+  for (int i = 0; i < 2048; ++i) {
+    in.scores[std::size_t(20000 + i)] += 6;
+    in.scores[std::size_t(in.stride) + std::size_t(i % 600) * 16] += 9;  // one of each group
+  }
+  const auto want = expected(in, 512);
+  for (int run = 0; run < 20; ++run) {
+    for (const int blocks : {1, 2, 4, 8}) CHECK_MESSAGE(select_grouped(in, 512, blocks) == want, "blocks " << blocks << " run " << run);
   }
 }
 
 TEST_CASE("cuda grouped top-k: ragged lengths, and pages that are -1 with slots for positions") {
   Rows in = make(Kind::normal, 40, 5000, 3);
   for (int r = 0; r < 40; ++r) in.lengths[std::size_t(r)] = r * r * 3;
-  CHECK(select_grouped<512>(in, 512) == expected(in, 512));
+  CHECK(select_grouped(in, 512) == expected(in, 512));
 
   const int tokens = 64, length = 20001, pages = (length + tokens - 1) / tokens;
   in = make(Kind::eighths, 2, length, 4);
@@ -95,7 +108,7 @@ TEST_CASE("cuda grouped top-k: ragged lengths, and pages that are -1 with slots 
   args.page_count = 5000;
   args.translate = true;
   cuda_ok(kvire::launch_grouped_top_k(args, best.data(), nullptr, nullptr, false));
-    const auto got = selected.read();
+  const auto got = selected.read();
   for (int r = 0; r < 2; ++r) {
     auto want = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), length, 512, false, masked[std::size_t(r)]);
     for (auto& i : want) i = i < 0 ? i : table[std::size_t(r * pages + i / tokens)] * tokens + i % tokens;

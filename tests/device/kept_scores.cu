@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(128) keep(const Feed f) {
 }
 
 template <int Buffer>
-std::vector<std::int32_t> select(const Rows& in, int k, int ctas, bool by_score = false, int masked = -1) {
+std::vector<std::int32_t> select(const Rows& in, int k, int ctas, bool by_score = false, int masked = -1, int blocks = 1) {
   const DeviceArray<float> scores(in.scores);
   const DeviceArray<std::int32_t> lengths(in.lengths);
   const DeviceArray<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(in.rows) * std::size_t(k), 123456));
@@ -74,7 +74,7 @@ std::vector<std::int32_t> select(const Rows& in, int k, int ctas, bool by_score 
   args.k = k;
   args.selected = selected.data();
   args.order = by_score ? kvire::TopKOrder::by_score : kvire::TopKOrder::by_position;
-  cuda_ok(kvire::launch_slot_top_k(args, feed.slots, ctas, nullptr, nullptr, false));
+  cuda_ok(kvire::launch_slot_top_k(args, feed.slots, ctas, nullptr, nullptr, false, blocks));
   return selected.read();
 }
 
@@ -91,6 +91,7 @@ TEST_CASE("cuda kept scores: every length and distribution against a sort, whole
           if (2 * length / ctas >= 0xF000) continue;  // parts of that many positions are not served
           const std::string what = std::string(name(Kind(kind))) + " length " + std::to_string(length) + " k " + std::to_string(k) + " ctas " + std::to_string(ctas);
           CHECK_MESSAGE(select<4096>(in, k, ctas) == want, what);
+          if (ctas == 20) CHECK_MESSAGE(select<4096>(in, k, ctas, false, -1, 4) == want, what << ", four blocks");
           if (k != 1) CHECK_MESSAGE(select<2048>(in, k, ctas) == want, what << ", small buffer");
         }
         if (length == 20001) CHECK_MESSAGE(select<4096>(in, k, 20, true) == expected(in, k, true), std::string(name(Kind(kind))) << " by score");

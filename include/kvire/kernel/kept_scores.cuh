@@ -23,8 +23,8 @@ struct KeptScoresMemory {
   static constexpr int most = CandidateSlots::capacity_for(CandidateSlots::most_k);
   alignas(16) float scores[NextN][Buffer];
   alignas(16) float out[most];
-  alignas(16) kstd::uint32_t counts[kvire::detail::topk::key_words];
-  kvire::detail::topk::FoundBin told;
+  alignas(16) kstd::uint32_t counts[kvire::detail::topk::key_bins];
+  kvire::detail::topk::FindMemory find;
   kstd::uint32_t warps[32];
   kstd::uint16_t old_place[NextN][most];  // of what has been pruned before: tokens from the part's first
   kstd::uint16_t out_place[most];
@@ -32,7 +32,7 @@ struct KeptScoresMemory {
 
 constexpr int kept_scores_bytes(int buffer, int next_n) {
   constexpr int most = CandidateSlots::capacity_for(CandidateSlots::most_k);
-  return next_n * (buffer * 4 + most * 2) + most * 6 + kvire::detail::topk::key_words * 4 + 16 + 32 * 4;
+  return next_n * (buffer * 4 + most * 2) + most * 6 + kvire::detail::topk::key_bins * 4 + static_cast<int>(sizeof(kvire::detail::topk::FindMemory)) + 32 * 4;
 }
 static_assert(require_tuning<KeptScoresMemory<4096, 2>, sizeof(KeptScoresMemory<4096, 2>) == kept_scores_bytes(4096, 2)>());
 
@@ -139,7 +139,7 @@ class KeptScores {
     meet();
     most = max(max(s_.warps[0], s_.warps[1]), max(s_.warps[2], s_.warps[3]));
     const u32 k = static_cast<u32>(slots_.k), capacity = static_cast<u32>(slots_.capacity);
-    topk::Floor floor = topk::find_floor(s_.counts, s_.told, most, k, k + 64, thread_, threads, [] { meet(); }, [&](auto see) {
+    topk::Floor floor = topk::find_floor<threads>(s_.counts, s_.find, most, k, k + 64, thread_, [] { meet(); }, [&](auto see) {
 #pragma unroll
       for (int r = 0; r < rounds; ++r) see(best[r]);
     });
@@ -148,7 +148,7 @@ class KeptScores {
     if (kept > capacity) {
       clear();
       meet();
-      floor = topk::find_floor(s_.counts, s_.told, most, k, capacity, thread_, threads, [] { meet(); }, [&](auto see) {
+      floor = topk::find_floor<threads>(s_.counts, s_.find, most, k, capacity, thread_, [] { meet(); }, [&](auto see) {
 #pragma unroll 1
         for (int r = 0; r < rounds; ++r) {
           const float4 v = load(r);
@@ -190,7 +190,7 @@ class KeptScores {
     return all;
   }
   KVIRE_DEVICE KVIRE_INLINE void clear() {
-    for (int i = thread_; i < kvire::detail::topk::key_words; i += threads) s_.counts[i] = 0;
+    for (int i = thread_; i < kvire::detail::topk::key_bins; i += threads) s_.counts[i] = 0;
   }
   /// 1 for a score that is kept, 1 << 16 for one at the tied cut.
   KVIRE_DEVICE KVIRE_INLINE static u32 taken(float x, float least, const kvire::detail::topk::Floor& floor) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <kvire/codec/float_bits.hpp>
+#include <kvire/kernel/tuning.hpp>
 
-/// A search among keys by histograms of 512 bins, for a block or a part of one: the threads count together, then one warp looks for the bin and tells the
-/// others. All of them looking would save a barrier, but takes longer from eight warps on: they read the whole histogram each.
+/// A search among keys by histograms of 512 bins, for a block or a part of one: its threads count together, and look for the bin together.
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -15,7 +15,6 @@ using u64 = unsigned long long;
 
 inline constexpr int key_bins = 512;
 inline constexpr int key_digit = 9;
-inline constexpr int key_words = key_bins + key_bins / 4;  // the 16 bins of a lane stand 4 words apart from the next lane's, for the banks
 
 #if KVIRE_CUDA_COMPILER
 
@@ -36,9 +35,6 @@ __device__ inline bool reaches(float x, float least) {
   return yes != 0;
 }
 
-/// Where a bin is counted.
-__device__ inline u32 bin_at(u32 bin) { return bin + bin / 16 * 4; }
-
 template <int Lanes = 32>
 __device__ inline u32 scan_lanes(u32 x, int lane) {
 #pragma unroll
@@ -58,34 +54,42 @@ struct alignas(16) FoundBin {
   u32 missing;            // there are fewer
 };
 
-/// The bin, from the first on, that holds the need-th of what is counted. One warp.
-__device__ inline FoundBin look_for_bin(const u32* counts, u32 need, int lane) {
+/// What a search needs of shared memory.
+struct FindMemory {
+  FoundBin found;
+  u32 sums[16];  // of warps
+};
+
+/// The bin, from the first on, that holds the need-th of what is counted; for all of `Threads` threads, whose barrier `meet` is. When it returns, nobody reads
+/// the counts any more.
+template <int Threads, class Meet>
+__device__ inline FoundBin find_bin(const u32* counts, u32 need, FindMemory& memory, int thread, Meet meet) {
+  constexpr int warps = Threads / 32, each = key_bins / Threads;
+  static_assert(require_tuning<FindMemory, (each >= 1 && each <= 4 && each * Threads == key_bins && warps <= 16)>());
+  const int lane = thread % 32, warp = thread / 32;
+  u32 n[each];
   u32 sum = 0;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint4 v = *reinterpret_cast<const uint4*>(counts + lane * 20 + j * 4);
-    sum += (v.x + v.y) + (v.z + v.w);
+  for (int j = 0; j < each; ++j) {
+    n[j] = counts[thread * each + j];
+    sum += n[j];
   }
-  const u32 through = scan_lanes(sum, lane);
-  const u32 reached = __ballot_sync(~0U, through >= need);
-  if (reached == 0) return {0, 0, 0, 1};
-  // Then a lane looks at each bin of the lane that has it.
-  const int owner = __ffs(int(reached)) - 1;
-  const u32 count = lane < 16 ? counts[owner * 20 + lane] : 0;
-  const u32 up = __shfl_sync(~0U, through - sum, owner) + scan_lanes<16>(count, lane);
-  const int bin = __ffs(int(__ballot_sync(~0U, up >= need))) - 1;
-  return {u32(owner * 16 + bin), __shfl_sync(~0U, up - count, bin), __shfl_sync(~0U, count, bin), 0};
-}
-
-/// The same for all threads: `meet` is their barrier, `told` in shared memory. When it returns, nobody reads the counts any more.
-template <class Meet>
-__device__ inline FoundBin find_bin(const u32* counts, u32 need, FoundBin& told, int thread, Meet meet) {
-  if (thread < 32) {
-    const FoundBin f = look_for_bin(counts, need, thread);
-    if (thread == 0) told = f;
+  u32 through = scan_lanes(sum, lane);
+  if (lane == 31) memory.sums[warp] = through;
+  meet();
+  through += __reduce_add_sync(~0U, lane < warp ? memory.sums[lane] : 0);
+  u32 above = through - sum;
+  if (above < need && need <= through) {
+#pragma unroll
+    for (int j = 0; j < each; ++j) {
+      if (above < need && need <= above + n[j]) memory.found = {u32(thread * each + j), above, n[j], 0};
+      above += n[j];
+    }
+  } else if (thread == Threads - 1 && through < need) {
+    memory.found = {0, 0, 0, 1};
   }
   meet();
-  return told;
+  return memory.found;
 }
 
 struct Floor {
@@ -95,19 +99,19 @@ struct Floor {
 };
 
 /// A key, at least 1, that `need` keys reach and no more than `allowed`, unless too many are equal to it. `most`: the largest key. `each(see)` calls
-/// see(key) for every key of the calling thread, 0 for none. `counts`: key_words in shared memory, clear. `told`, `meet`: as find_bin takes them.
-template <class Each, class Meet>
-__device__ inline Floor find_floor(u32* counts, FoundBin& told, u32 most, u32 need, u32 allowed, int thread, int threads, Meet meet, Each each) {
+/// see(key) for every key of the calling thread, 0 for none. `counts`: key_bins in shared memory, clear. `memory`, `meet`: as find_bin takes them.
+template <int Threads, class Each, class Meet>
+__device__ inline Floor find_floor(u32* counts, FindMemory& memory, u32 most, u32 need, u32 allowed, int thread, Meet meet, Each each) {
   u32 top = most, above = 0;
-  int shift = 17;  // 8 binades below the largest; if that is too little, everything
+    int shift = 17;  // 8 binades below the largest; if that is too little, everything
 #pragma unroll 1
   for (;;) {
     each([&](u32 key) {
       const u32 bin = (top - key) >> shift;
-      if (key != 0 && key <= top && bin < u32(key_bins)) atomicAdd(&counts[bin_at(bin)], 1U);
+      if (key != 0 && key <= top && bin < u32(key_bins)) atomicAdd(&counts[bin], 1U);
     });
     meet();
-    const FoundBin f = find_bin(counts, need, told, thread, meet);
+    const FoundBin f = find_bin<Threads>(counts, need, memory, thread, meet);
     if (f.missing == 0) {
       above += f.above;
       const u64 reach = u64(f.bin + 1) << shift;
@@ -121,7 +125,7 @@ __device__ inline Floor find_floor(u32* counts, FoundBin& told, u32 most, u32 ne
     } else {
       shift = 32 - key_digit;  // nothing has been narrowed yet
     }
-    for (int i = thread; i < key_words / 4; i += threads) reinterpret_cast<uint4*>(counts)[i] = uint4{0, 0, 0, 0};
+    for (int i = thread; i < key_bins / 4; i += Threads) reinterpret_cast<uint4*>(counts)[i] = uint4{0, 0, 0, 0};
     meet();
   }
 }

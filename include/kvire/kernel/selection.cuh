@@ -44,8 +44,8 @@ inline std::int64_t fused_selection_bytes(std::int64_t batch, std::int64_t next_
 
 namespace detail {
 
-/// Where the pair of kernels was the faster way: a short row is read as fast whole.
-inline bool tuned_selection_pays(const body::TopKArgs& top) { return top.stride >= 1 << 14; }
+/// Where the pair of kernels was the faster way: a short row is read as fast whole, and so is a long one that has only one block.
+inline bool tuned_selection_pays(const body::TopKArgs& top, int blocks) { return top.stride >= 1 << 14 && (blocks > 1 || top.stride <= 1 << 16); }
 
 /// What queue_selection works in: rows of scores with the best of each 16, or slots.
 struct SelectionMemory {
@@ -64,10 +64,12 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
   } else {
     const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
     int processors = 0;
-    if (!device_code(device).hopper || args.heads != Heads || (!memory.everywhere && !tuned_selection_pays(top))) return false;
+    if (!device_code(device).hopper || args.heads != Heads) return false;
     if (args.page_stride % 16 != 0 || !aligned(args.pages) || !aligned(args.queries) || !aligned(args.weights)) return false;
     if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return false;
     sm90::LogitsArguments a = tuned_arguments(args, options.logits_counts);
+    const int blocks = grouped_top_k_blocks(std::int64_t(args.batch) * args.next_n, processors);
+    if (!memory.everywhere && !tuned_selection_pays(top, blocks)) return false;
     return with_built<NextN...>(args, [&](auto element, auto next_n) {
       if constexpr (tuned_serves<P, element(), next_n()>()) {
         using Default = sm90::DefaultLogitsShape<P, element(), Heads, next_n()>;
@@ -79,7 +81,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
             if (!slot_top_k_serves(top, ctas) || sm90::CandidateSlots::bytes(slots, top.k) > memory.slot_bytes) return false;
             a.candidates = sm90::CandidateSlots::at(memory.slots, slots, top.k);
             error = sm90::launch_logits<P, element(), Heads, next_n(), Shape>(a, processors, stream, options.overlap);
-            if (error == cudaSuccess) error = launch_slot_top_k(top, a.candidates, static_cast<int>(ctas), options.counts, stream, true, true);
+            if (error == cudaSuccess) error = launch_slot_top_k(top, a.candidates, static_cast<int>(ctas), options.counts, stream, true, blocks, true);
             return true;
           } else {
             return false;
@@ -88,7 +90,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
         if (!grouped_top_k_serves(top)) return false;
         a.group_best = memory.best;
         error = sm90::launch_logits<P, element(), Heads, next_n(), sm90::KeepBest<Default>>(a, processors, stream, options.overlap);
-        if (error == cudaSuccess) error = launch_grouped_top_k(top, memory.best, options.counts, stream, true, true);
+        if (error == cudaSuccess) error = launch_grouped_top_k(top, memory.best, options.counts, stream, true, blocks);
         return true;
       } else {
         return false;

@@ -31,7 +31,7 @@ struct TopK : StreamedRow<Threads, Items, Streams, Clustered, Paged> {
 
   __device__ void run() {
     blocks = Clustered ? u32(p.blocks) : 1;
-    rank = Clustered ? cluster_rank() : 0;
+    rank = Clustered ? ptx::cluster_rank() : 0;
     scores = p.args.scores + std::int64_t(row) * p.args.stride;
     if (!Clustered && p.args.stride <= chunk) {
       // The row on its way to L2 while its length is on its way here.

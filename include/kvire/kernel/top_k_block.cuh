@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/ptx/barrier.cuh>
+#include <kvire/kernel/ptx/cluster.cuh>
 #include <kvire/kernel/top_k_row.cuh>
 #include <kvire/kernel/tuning.hpp>
 
@@ -29,37 +29,6 @@ __device__ inline u32 filter_limit(u32 key) {
 }
 
 __device__ inline u32 candidate_key(u32 bits) { return is_nan_bits(bits) ? 0 : order_key(float_of(bits)); }
-
-// --- cluster primitives; explicit addresses, so that the compiler cannot merge them with local accesses ---------------------------------
-__device__ inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-
-#if KVIRE_DEVICE_ARCH >= 900
-__device__ inline u32 cluster_rank() {
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ inline u32 peer_address(const void* p, u32 rank) {
-  u32 a;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
-  return a;
-}
-__device__ inline void peer_store(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
-__device__ inline u32 peer_add(u32 a, u32 v) {
-  u32 old;
-  asm volatile("atom.shared::cluster.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(a), "r"(v) : "memory");
-  return old;
-}
-#else
-__device__ inline u32 cluster_rank() { return 0; }
-__device__ inline void cluster_arrive() {}
-__device__ inline void cluster_wait() {}
-__device__ inline u32 peer_address(const void* p, u32) { return shared_address(p); }
-__device__ inline void peer_store(u32, u64) {}
-__device__ inline u32 peer_add(u32, u32) { return 0; }
-#endif
 
 __device__ inline float4 load_streaming4(const float* p) {
   float4 v;

@@ -198,10 +198,10 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
       s.sample_passed = 0;
     }
     __syncthreads();
-    if constexpr (Clustered) cluster_arrive();  // the first block's counters are set
+    if constexpr (Clustered) ptx::cluster_arrive();  // the first block's counters are set
     const Filter f = guess(v, length);
     clear(hist);
-    if constexpr (Clustered) cluster_wait();
+    if constexpr (Clustered) ptx::cluster_wait();
     if (p.counts == nullptr && f.limit > 0x7F800001U) {
       list_part<true>(ring, f);
     } else {
@@ -212,17 +212,17 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
     u32 front = n;
     if constexpr (Clustered) {
       if (rank != 0) {
-        if (tid == 0) s.counted = peer_add(peer_address(&s.received, 0), n);
+        if (tid == 0) s.counted = ptx::peer_add(ptx::peer_address(&s.received, 0), n);
         __syncthreads();
         const u32 slot = s.counted;
         for (u32 i = u32(tid); i < min(n, u32(capacity)); i += Threads) {
-          if (slot + i < u32(capacity)) peer_store(peer_address(list + (capacity - 1 - (slot + i)), 0), list[i]);
+          if (slot + i < u32(capacity)) ptx::peer_store(ptx::peer_address(list + (capacity - 1 - (slot + i)), 0), list[i]);
         }
-        cluster_arrive();
+        ptx::cluster_arrive();
         return;
       }
-      cluster_arrive();
-      cluster_wait();
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
       n += s.received;
       if (n <= u32(capacity)) {
         for (u32 i = u32(tid); i < n; i += Threads) atomicAdd(passing_bin(key_of(entry(i, front)), f), 1U);
