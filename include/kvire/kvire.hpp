@@ -5,6 +5,7 @@
 /// the host backend, transfers.
 
 #include <kvire/layout.hpp>
+#include <kvire/layout/selector.hpp>
 
 #include <kvire/codec/error_bound.hpp>
 #include <kvire/codec/row.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include <kvire/base/result.hpp>
@@ -10,7 +11,7 @@ KVIRE_NAMESPACE_BEGIN
 
 /// A layout as a configuration from outside names it. Every field must be given: an empty text or a zero is an error, never a default.
 struct LayoutConfig {
-  std::string element;       ///< of the values: "e4m3", "bf16", "e2m1", ...
+  std::string element;       ///< of the values, as name_of(Element) spells it: "e4m3", "bf16", "e2m1" ...
   int tokens_per_page = 0;
   int dim = 0;               ///< logical elements a token
   std::string scale_format;  ///< element of the scales, or "none"
@@ -68,6 +69,22 @@ inline std::string text_of(const LayoutConfig& c) {
          std::to_string(c.scale_block) + ", " + shown(c.placement);
 }
 
+/// For messages: what words a field may hold, if `text` is none of them.
+inline std::string spelled(const char* field, const std::string& text, const std::initializer_list<const char*>& words) {
+  std::string list;
+  for (const char* word : words) {
+    if (text == word) return {};
+    list += std::string(list.empty() ? "" : ", ") + word;
+  }
+  return std::string("\n") + field + " is one of: " + list;
+}
+inline std::string spellings(const LayoutConfig& c) {
+  using enum Element;
+  return spelled("element", c.element, {name_of(f32), name_of(f16), name_of(bf16), name_of(e4m3), name_of(e2m1), name_of(u8)}) +
+         spelled("scale_format", c.scale_format, {"none", name_of(f32), name_of(f16), name_of(bf16), name_of(ue8m0), name_of(e4m3)}) +
+         spelled("placement", c.placement, {"planar", "interleaved", "contiguous"});
+}
+
 struct ConfigDifference {
   int count = 0;
   std::string text;
@@ -110,7 +127,7 @@ inline Status require_complete(const LayoutConfig& c) {
 }  // namespace detail
 
 /// Calls f.template operator()<Policy>() for the one compiled policy that the configuration names and returns its Status. Never guesses.
-/// Errors: unsupported, listing, nearest first, the compiled policies that differ in the fewest fields, and in what; duplicate, listing them,
+/// Errors: unsupported, listing, nearest first, the compiled policies that differ in the fewest fields, and in what, and the words of a field that has another; duplicate, listing them,
 /// if the configuration names several (it says nothing about padding, content or order of fields).
 template <class... Policies, class F>
 Status select_layout(const LayoutConfig& config, PolicyList<Policies...>, F&& f) {
@@ -142,7 +159,7 @@ Status select_layout(const LayoutConfig& config, PolicyList<Policies...>, F&& f)
     (call.template operator()<Policies>(), ...);
     return status;
   }
-  return Error{ErrorCode::unsupported, "no compiled layout is: " + detail::text_of(config) + (near.empty() ? "\n  (no policy is compiled in)" : "; nearest:" + near)};
+  return Error{ErrorCode::unsupported, "no compiled layout is: " + detail::text_of(config) + (near.empty() ? "\n  (no policy is compiled in)" : "; nearest:" + near) + detail::spellings(config)};
 }
 
 KVIRE_NAMESPACE_END

@@ -131,3 +131,14 @@ TEST_CASE("a legal page size is solved for from the readers' needs") {
   static_assert(reader_accepts<Bf16Contiguous<64, 128>, WideReader>() && require_reader<Bf16Contiguous<64, 128>, WideReader>());
   CHECK(smallest_legal_tokens<Fp4Of, 32, BulkReader>() == 128);
 }
+
+TEST_CASE("selector: a word that no layout spells so is answered with those there are") {
+  const auto message = [](const LayoutConfig& config) { return select_layout(config, PolicyList<Fp8WithScale<64, 128>>{}, []<class>() { return Status(); }).error().message; };
+  LayoutConfig config = config_of<Fp8WithScale<64, 128>>();
+  config.element = "E4M3";
+  config.placement = "Planar";
+  const std::string found = message(config);
+  CHECK(found.find("\nelement is one of: f32, f16, bf16, e4m3, e2m1, u8") != std::string::npos);
+  CHECK(found.find("\nplacement is one of: planar, interleaved, contiguous") != std::string::npos);
+  CHECK(found.find("scale_format is one of") == std::string::npos);
+}
