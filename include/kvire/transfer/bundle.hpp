@@ -99,7 +99,8 @@ class BundlePlan {
   template <class Space, class A, class B>
   void take(SpacePlan<Space, A, B> named) {
     auto& p = named.pages;
-    if constexpr (detail::source_is_first<A, B, First, Second>()) {
+    static_assert(detail::require_sides<A, B, First, Second>());
+    if constexpr (detail::source_is_first<A, B, First, Second>) {
       spaces_[index<Space>()] = std::move(p);
     } else if constexpr (std::is_same_v<A, Second> && std::is_same_v<B, First>) {
       spaces_[index<Space>()] = {std::move(p.second), std::move(p.first), std::move(p.second_generation), std::move(p.first_generation),
@@ -142,7 +143,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
   using Bundle = typename From::bundle;
   using Backend = typename From::backend;
   using Engine = TransferEngine<Backend>;
-  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
+  static_assert(require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>());
+  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
   if (from.layers() != to.layers()) {
     return Error{ErrorCode::mismatch, "bundle pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) +
                                           " model layers against " + std::to_string(to.layers())};

@@ -171,10 +171,11 @@ constexpr bool require_plan() {
 
 /// Whether the source is the first side of a plan between pools with ids of these types.
 template <class First, class Second, class From, class To>
-constexpr bool source_is_first() {
-  constexpr bool first = std::is_same_v<First, From> && std::is_same_v<Second, To>;
-  (void)sizeof(rule::PlanSides<First, Second, From, To, first || (std::is_same_v<First, To> && std::is_same_v<Second, From>)>);
-  return first;
+inline constexpr bool source_is_first = std::is_same_v<First, From> && std::is_same_v<Second, To>;
+template <class First, class Second, class From, class To>
+constexpr bool require_sides() {
+  (void)sizeof(rule::PlanSides<First, Second, From, To, source_is_first<First, Second, From, To> || source_is_first<Second, First, From, To>>);
+  return true;
 }
 
 /// One side of a plan of pages, as it stands there.

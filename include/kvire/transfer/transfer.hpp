@@ -178,7 +178,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     }
   }
   TransferBuilder<Backend> builder(options, labels.value());
-  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
+  static_assert(require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>());
+  constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
   auto ids = [&] {
     if constexpr (Plan::granularity == Granularity::page) {
       return hold_pages(builder, from.ledger(), to.ledger(), side_of<first>(plan), side_of<!first>(plan));
