@@ -19,7 +19,7 @@ using ptx::Words4;
 
 #if KVIRE_SM90A
 
-/// Brings the queries and weights of `row` to shared memory, in the order the products want; one warpgroup.
+/// Brings the queries of `row` to shared memory, in the order the products want, and half of their weights; one warpgroup.
 template <class Plan, int Heads>
 KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
   constexpr int chunks = Plan::query_row / 16;
@@ -37,38 +37,27 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
     const char* from = static_cast<const char*>(a.queries) + (first + q) * Plan::query_bytes;
     const kstd::uint32_t to = shared + Plan::queries_at + q * Plan::query_bytes;
     Words4 v[each];
-    if constexpr (Plan::swizzled) {
 #pragma unroll
-      for (int i = 0; i < each; ++i) {
-        // lane: the column within a core, then blocks of 16 bytes of k, then blocks of 8 columns
-        const int at = i * group_threads + thread, r = at % 8, chunk = at / 8 % chunks, n = at / (8 * chunks);
-        v[i] = ptx::load_global4(from + (Heads / 4 * (r / 2) + 2 * n + r % 2) * Plan::query_row + chunk * 16);
-      }
+    for (int i = 0; i < each; ++i) {
+      // lane: which of the 4 lanes of a quad will own this chunk, and the column within a core; then blocks of 8 columns, then blocks of 4 chunks
+      const int at = i * group_threads + thread;
+      const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
+      const int head = Heads / 4 * (r / 2) + 2 * n + r % 2;
+      // fp4: lane c of a quad owns block c, 32 elements
+      const int chunk = Plan::fp4 ? Plan::steps / 2 * c + k : c + 4 * k;
+      v[i] = ptx::load_global4(from + head * Plan::query_row + chunk * 16);
+    }
 #pragma unroll
-      for (int i = 0; i < each; ++i) ptx::store_shared4(to + (i * group_threads + thread) / 8 * 128 + thread % 8 * 16, v[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < each; ++i) {
-        // lane: which of the 4 lanes of a quad will own this chunk, and the column within a core; then blocks of 8 columns, then blocks of 4 chunks
-        const int at = i * group_threads + thread;
-        const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
-        const int head = Heads / 4 * (r / 2) + 2 * n + r % 2;
-        // fp4: lane c of a quad owns block c, 32 elements
-        const int chunk = Plan::fp4 ? Plan::steps / 2 * c + k : c + 4 * k;
-        v[i] = ptx::load_global4(from + head * Plan::query_row + chunk * 16);
-      }
-#pragma unroll
-      for (int i = 0; i < each; ++i) {
-        const int at = i * group_threads + thread;
-        const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
-        if constexpr (Plan::fp4 && Plan::fp8) v[i] = {permute(v[i].x, v[i].y, 0x6420), permute(v[i].x, v[i].y, 0x7531), permute(v[i].z, v[i].w, 0x6420), permute(v[i].z, v[i].w, 0x7531)};
-        if constexpr (Plan::fp4 && !Plan::fp8) v[i] = {permute(v[i].x, v[i].z, 0x5410), permute(v[i].x, v[i].z, 0x7632), permute(v[i].y, v[i].w, 0x5410), permute(v[i].y, v[i].w, 0x7632)};
-        const kstd::uint32_t core = to + (n * 2 * Plan::steps + 4 * k) * 128 + r * 16 + c * 4;
-        ptx::store_shared(core, v[i].x);
-        ptx::store_shared(core + 128, v[i].y);
-        ptx::store_shared(core + 256, v[i].z);
-        ptx::store_shared(core + 384, v[i].w);
-      }
+    for (int i = 0; i < each; ++i) {
+      const int at = i * group_threads + thread;
+      const int c = at % 4, r = at / 4 % 8, n = at / 32 % (Heads / 8), k = at / (4 * Heads);
+      if constexpr (Plan::fp4 && Plan::fp8) v[i] = {permute(v[i].x, v[i].y, 0x6420), permute(v[i].x, v[i].y, 0x7531), permute(v[i].z, v[i].w, 0x6420), permute(v[i].z, v[i].w, 0x7531)};
+      if constexpr (Plan::fp4 && !Plan::fp8) v[i] = {permute(v[i].x, v[i].z, 0x5410), permute(v[i].x, v[i].z, 0x7632), permute(v[i].y, v[i].w, 0x5410), permute(v[i].y, v[i].w, 0x7632)};
+      const kstd::uint32_t core = to + (n * 2 * Plan::steps + 4 * k) * 128 + r * 16 + c * 4;
+      ptx::store_shared(core, v[i].x);
+      ptx::store_shared(core + 128, v[i].y);
+      ptx::store_shared(core + 256, v[i].z);
+      ptx::store_shared(core + 384, v[i].w);
     }
   }
 #pragma unroll
@@ -80,6 +69,43 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
   }
   if (thread < Plan::next_n) ptx::store_shared(shared + Plan::visible_at + thread * 4, static_cast<kstd::uint32_t>(visible));
   ptx::fence_async_shared();
+}
+
+/// The same by tensor copies, and the weights as they are, to a stage that is free; one warp. The map says in which order heads are. The stage is full when
+/// announce_row has been called, too.
+template <class Plan, int Heads>
+KVIRE_DEVICE KVIRE_INLINE void bring_row(const LogitsArguments& a, const void* map, int row, kstd::uint32_t shared, int stage, int lane) {
+  const kstd::uint32_t full = shared + Plan::query_full_at + stage * 8;
+  const kstd::int64_t first = static_cast<kstd::int64_t>(row) * Plan::next_n;
+  if (ptx::elect()) {
+#pragma unroll 1
+    for (int q = 0; q < Plan::next_n; ++q) {
+#pragma unroll
+      for (int x = 0; x < Plan::query_row; x += Plan::query_width) {
+        ptx::tensor_load5(shared + Plan::queries_at + stage * Plan::query_stage_bytes + x / Plan::query_width * Plan::query_plane_bytes + q * Heads * Plan::query_width, map, x,
+                          static_cast<int>(first) + q, full);
+      }
+    }
+  }
+  for (int i = lane; i < Plan::next_n * 4; i += 32) {  // bytes of a lane's heads: as many as there are heads
+    ptx::bulk_load(shared + Plan::weights_at + stage * Plan::weight_stage_bytes + i * Plan::weight_run, a.weights + first * Heads + i * (Heads / 4), Heads, full);
+  }
+  __syncwarp();
+}
+/// Says whose queries a stage gets, and how much of the row they see.
+template <class Plan, int Heads>
+KVIRE_DEVICE KVIRE_INLINE void announce_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int stage, int lane) {
+  const kstd::uint32_t full = shared + Plan::query_full_at + stage * 8;
+  for (int q = lane; q < Plan::next_n; q += 32) {
+    ptx::store_shared(shared + Plan::visible_at + (stage * Plan::next_n + q) * 4, static_cast<kstd::uint32_t>(visible_tokens<Plan>(a, row, q)));
+  }
+  if (lane == 0) {
+    ptx::store_shared(shared + Plan::rows_at + stage * 4, static_cast<kstd::uint32_t>(row));
+    ptx::mbarrier_arrive_expect(full, Plan::query_stage_bytes + Plan::next_n * 4 * Heads);
+  } else {
+    ptx::mbarrier_arrive(full);
+  }
+  __syncwarp();
 }
 
 template <class Plan>
@@ -144,6 +170,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_keys(kstd::uint32_t (&k)[Plan::steps][4], ks
 /// The queries that start at `at` in shared memory as operand B.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE ptx::Descriptor query_operand(kstd::uint32_t at) {
+  if constexpr (Plan::swizzled) return ptx::swizzled_descriptor<Plan::query_width>(at);
   return ptx::core_descriptor(at, 128, 2 * Plan::steps * 128);
 }
 template <class Plan, int Columns, class Keys>
@@ -174,7 +201,8 @@ KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], ptx::Descripto
   ptx::wgmma_fence();
 #pragma unroll
   for (int j = 0; j < Plan::steps; ++j) {
-    multiply_step<Plan>(d, tile.at(j * 32 / Plan::width * Plan::plane_bytes + j * 32 % Plan::width), queries.at(j * 256), j);
+    multiply_step<Plan>(d, tile.at(j * 32 / Plan::width * Plan::plane_bytes + j * 32 % Plan::width),
+                        queries.at(j * 32 / Plan::query_width * Plan::query_plane_bytes + j * 32 % Plan::query_width), j);
   }
   ptx::wgmma_commit();
 }

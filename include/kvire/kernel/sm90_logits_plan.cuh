@@ -106,12 +106,17 @@ struct LogitsPlan {
   static constexpr int width = key_row < 128 ? key_row : 128;
   static constexpr int plane_bytes = tile_tokens * width;
   static constexpr int columns = Heads / 2;  // accumulators of a thread and query token
+  // Swizzled: queries, too, are brought by tensor copies, while the row before is under way if two rows' fit.
+  static constexpr int query_width = query_row < 128 ? query_row : 128;
+  static constexpr int query_plane_bytes = NextN * Heads * query_width;
+  static constexpr int query_stages = swizzled && !Shape::candidates && NextN * Heads * query_row <= 16 * 1024 ? 2 : 1;
 
   static constexpr int value_bytes = tile_tokens * key_pitch;
   static constexpr int tile_bytes = value_bytes + (scale_plane ? tile_tokens * scale_row : 0);
   static constexpr int stage_bytes = swizzled ? value_bytes : (tile_bytes + 127) / 128 * 128;
   static constexpr int scale_bytes = tile_tokens * scale_row;
   static constexpr int query_bytes = Heads * query_row;
+  static constexpr int query_stage_bytes = NextN * query_bytes;
   static constexpr int pages_per_tile = tokens < tile_tokens ? tile_tokens / tokens : 1;
   static constexpr int tiles_per_page = tokens > tile_tokens ? tokens / tile_tokens : 1;
   // One copy brings a whole tile where page and tile are the same bytes.
@@ -123,16 +128,19 @@ struct LogitsPlan {
 
   // Shared memory. Weights: each lane of a quad its heads, 16 bytes apart for the banks.
   static constexpr int weight_run = Heads + 16;
+  static constexpr int weight_stage_bytes = NextN * 4 * weight_run;
   static constexpr int queries_at = 0;
-  static constexpr int stages_at = queries_at + NextN * query_bytes;
+  static constexpr int stages_at = queries_at + query_stages * query_stage_bytes;
   static constexpr int scales_at = stages_at + Shape::stages * stage_bytes;  // if apart from the keys
   static constexpr int weights_at = scales_at + (swizzled ? Shape::stages * scale_bytes : 0);
-  static constexpr int meta_at = weights_at + NextN * 4 * weight_run;
+  static constexpr int meta_at = weights_at + query_stages * weight_stage_bytes;
   static constexpr int full_at = meta_at + Shape::stages * 16;
   static constexpr int empty_at = full_at + Shape::stages * 8;
-  static constexpr int open_at = empty_at + Shape::stages * 8;  // a barrier that nobody waits at in vain: its first phase never ends
-  static constexpr int visible_at = open_at + 8;
-  static constexpr int codes_at = (visible_at + NextN * 4 + 15) / 16 * 16;
+  static constexpr int query_full_at = empty_at + Shape::stages * 8;
+  static constexpr int query_empty_at = query_full_at + (swizzled ? query_stages * 8 : 0);
+  static constexpr int visible_at = query_empty_at + (swizzled ? query_stages * 8 : 0);
+  static constexpr int rows_at = visible_at + query_stages * NextN * 4;  // swizzled: whose queries a stage has
+  static constexpr int codes_at = (rows_at + (swizzled ? query_stages * 4 : 0) + 15) / 16 * 16;
   static constexpr int own_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
   // KeepCandidates: scores of a query token that a CTA holds before it prunes them.
   static constexpr int kept_at = (own_bytes + 15) / 16 * 16;

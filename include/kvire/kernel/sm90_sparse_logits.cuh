@@ -20,8 +20,8 @@ KVIRE_NAMESPACE_BEGIN
 /// (and frees its stage at once); then no tensor map is needed, so any page stride that is a multiple of 16 bytes will do.
 namespace sm90 {
 
-/// The pages of a layer as a tensor map: bytes of a key, tokens, pages.
-struct alignas(128) KeyMap {
+/// A tensor map, as the driver makes it: of the pages of a layer, bytes of a key, tokens, pages; of the queries, bytes and heads of a query token.
+struct alignas(128) TensorMap {
   unsigned char bytes[128];
 };
 
@@ -38,7 +38,7 @@ KVIRE_DEVICE KVIRE_INLINE void prefetch_queries(const LogitsArguments& a, int ro
 
 /// Brings tile `t` of a segment to a stage that is free; one warp.
 template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unused]] const KeyMap& map, const Segment<Plan>& s, int t, kstd::uint32_t shared, int stage) {
+KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unused]] const TensorMap& map, const Segment<Plan>& s, int t, kstd::uint32_t shared, int stage) {
   constexpr int ids = Plan::pages_per_tile;
   constexpr int rows = tile_tokens / ids;  // of a tile on one page
   int id[ids];
@@ -89,33 +89,78 @@ KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unus
   __syncwarp();
 }
 
-/// The producer warp: brings all tiles of the share.
-template <class Plan, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void produce(const LogitsArguments& a, const KeyMap& map, const Guess<Plan>& guess, Share share, kstd::uint32_t shared, int lane) {
-  Walk<Plan> walk(a, lane, share, true);
-  Segment<Plan> now, next;
-  bool more = walk.next(now, &guess);
+/// A ring of stages, seen by one side; `parity`: what it waits for next.
+template <int Stages>
+struct Ring {
+  kstd::uint32_t parity;
   int stage = 0;
-  kstd::uint32_t parity = 1;
-  while (more) {
-    walk.check(now);
-#pragma unroll 1
-    for (int t = 0; t < now.tiles; ++t) {
-      ptx::mbarrier_wait(shared + Plan::empty_at + stage * 8, parity);
-      bring_tile<Plan>(a, map, now, t, shared, stage);
-      if (++stage == Shape::stages) {
-        stage = 0;
-        parity ^= 1;
-      }
-      if (t == 1 || now.tiles == 1) {
-        // The first tiles are under way: the ids of the next segment can follow, and, if it is of another row, its queries as far as L2.
-        more = walk.next(next);
-        if (more && next.row != now.row) prefetch_queries<Plan>(a, next.row, lane, 32);
-      }
+
+  KVIRE_DEVICE KVIRE_INLINE void advance() {
+    if (Stages == 1 || ++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
     }
-    now = next;
   }
-}
+};
+
+/// The producer warp. Row `guess` may be the first one's.
+template <class Plan, int Heads, class Shape>
+struct Producer {
+  const LogitsArguments& a;
+  const TensorMap& keys;
+  const TensorMap& queries;
+  kstd::uint32_t shared;
+  int lane;
+  Ring<Plan::query_stages> rows{1};
+
+  KVIRE_DEVICE KVIRE_INLINE void bring_queries(int row) {
+    ptx::mbarrier_wait(shared + Plan::query_empty_at + rows.stage * 8, rows.parity);
+    bring_row<Plan, Heads>(a, &queries, row, shared, rows.stage, lane);
+    announce_queries(row);
+  }
+  KVIRE_DEVICE KVIRE_INLINE void announce_queries(int row) {
+    announce_row<Plan, Heads>(a, row, shared, rows.stage, lane);
+    rows.advance();
+  }
+  /// Brings all tiles of the share.
+  KVIRE_DEVICE KVIRE_INLINE void run(const Guess<Plan>& guess, Share share) {
+    if constexpr (Plan::swizzled) {
+      announce_queries(guess.row);  // which needed the lengths
+      if (share.tiles == 0) return ptx::mbarrier_wait(shared + Plan::query_full_at, 0);  // what is on its way must have come before the CTA ends
+      if (share.row != guess.row) bring_queries(share.row);
+    }
+    Walk<Plan> walk(a, lane, share, true);
+    Segment<Plan> now, next;
+    [[maybe_unused]] int row = share.row;  // whose queries have been asked for
+    bool more = walk.next(now, &guess);
+    Ring<Shape::stages> tiles{1};
+    while (more) {
+      walk.check(now);
+#pragma unroll 1
+      for (int t = 0; t < now.tiles; ++t) {
+        ptx::mbarrier_wait(shared + Plan::empty_at + tiles.stage * 8, tiles.parity);
+        bring_tile<Plan>(a, keys, now, t, shared, tiles.stage);
+        tiles.advance();
+        if constexpr (Plan::swizzled && Plan::query_stages == 1) {  // behind the tile that makes the consumers leave the row before
+          if (now.row != row) bring_queries(now.row);
+          row = now.row;
+        }
+        if (t == 1 || now.tiles == 1) {
+          // The first tiles are under way: the ids of the next segment can follow, and, if it is of another row, its queries, at least as far as L2.
+          more = walk.next(next);
+          if (more && next.row != now.row) {
+            if constexpr (Plan::query_stages > 1) {
+              bring_queries(next.row);
+            } else {
+              prefetch_queries<Plan>(a, next.row, lane, 32);
+            }
+          }
+        }
+      }
+      now = next;
+    }
+  }
+};
 
 /// Keeps a lane's number in its register: the assembler would compute it again at every use.
 template <class T>
@@ -149,24 +194,47 @@ struct Consumer {
   int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
   int local = first + c % 2 * 8;                                 // the one that it finishes
   int key_at = keep(static_cast<int>(key_offset<Plan>(thread / 32, thread % 32)), thread);
-  int stage = 0;
-  kstd::uint32_t parity = 0;
+  unsigned nans = 0;  // logits that this lane finished and that were NaN
+  Ring<Shape::stages> tiles{0};
+  Ring<Plan::query_stages> rows{0};  // swizzled
   float held[resident ? next_n : 1][columns / 2];
   char* out[few ? products : 1];
   int visible[few ? products : 1];
 
-  KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q) const { return shared + Plan::weights_at + c * Plan::weight_run + q * 4 * Plan::weight_run; }
+  KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q) const { return shared + Plan::weights_at + rows.stage * Plan::weight_stage_bytes + c * Plan::weight_run + q * 4 * Plan::weight_run; }
+  /// Tokens of the row that query token q sees.
+  KVIRE_DEVICE KVIRE_INLINE int seen_by(int q) const { return static_cast<int>(ptx::load_shared(shared + Plan::visible_at + (rows.stage * next_n + q) * 4)); }
+  /// Whether this lane writes what it finishes.
+  KVIRE_DEVICE KVIRE_INLINE bool mine() const { return together == 2 || c < 2; }
   KVIRE_DEVICE KVIRE_INLINE int token_of(int product) const { return product * together + (together == 2 ? c / 2 : 0); }
   KVIRE_DEVICE KVIRE_INLINE int score_shift() const { return Plan::options && a.bf16 ? 1 : 2; }
+  /// The queries of `row`, which are on their way or here, are this lane's next ones.
+  KVIRE_DEVICE KVIRE_INLINE void await_queries() {
+    for (;;) {
+      ptx::mbarrier_wait(shared + Plan::query_full_at + rows.stage * 8, rows.parity);
+      if (static_cast<int>(ptx::load_shared(shared + Plan::rows_at + rows.stage * 4)) == row) return;
+      leave_queries();  // a wrong guess
+    }
+  }
+  KVIRE_DEVICE KVIRE_INLINE void leave_queries() {
+    ptx::mbarrier_arrive(shared + Plan::query_empty_at + rows.stage * 8);
+    rows.advance();
+  }
   KVIRE_DEVICE KVIRE_INLINE void take_row() {
 #pragma unroll
     for (int i = 0; i < (few ? products : 1); ++i) {
       out[i] = static_cast<char*>(a.logits) + (((static_cast<kstd::int64_t>(row) * next_n + token_of(i)) * a.logits_stride) << score_shift());
-      visible[i] = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(i) * 4));
+      visible[i] = seen_by(token_of(i));
     }
     if constexpr (resident) {
 #pragma unroll
-      for (int q = 0; q < next_n; ++q) load_weights<Plan>(held[q], weights(q));
+      for (int q = 0; q < next_n; ++q) {
+        load_weights<Plan>(held[q], weights(q));
+        if constexpr (Plan::swizzled) {
+#pragma unroll
+          for (float& w : held[q]) w = mul_exact(0.5F, w);
+        }
+      }
     }
   }
   /// Sum over a quarter of the heads, of query token `q`, whose products are in d from column First on.
@@ -185,19 +253,17 @@ struct Consumer {
   /// Writes a logit from the sum over the heads. `product`: of which query tokens; `to`: their scores; `seen`: the tokens that this lane's one sees;
   /// `token`: index of the score; `position`: of the key. Together: of a warp's 16 keys, lanes with c of 2 and 3 write those of the second query token.
   KVIRE_DEVICE KVIRE_INLINE void write(int product, char* to, int seen, int token, unsigned position, float sum, float scale) {
-    const bool mine = together == 2 || c < 2;
     const bool there = position < static_cast<unsigned>(seen);
+    if constexpr (Plan::swizzled && !resident) sum = mul_exact(0.5F, sum);  // of 2 relu
     float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
     if (!there) logit = -__int_as_float(0x7F800000);
-    if (logit != logit) {
-      logit = -__int_as_float(0x7F800000);
-      if (mine && a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
-    }
+    // NaN is counted, and -inf from here on, without a branch.
+    asm("{\n.reg .pred p;\nsetp.nan.f32 p, %1, %1;\n@p add.u32 %0, %0, 1;\nmax.f32 %1, %1, 0fFF800000;\n}" : "+r"(nans), "+f"(logit));
     if constexpr (Shape::candidates) {
-      if (mine && token < seen) kept.put(token_of(product), token, there ? logit : float_of(nan_bits));
+      if (mine() && token < seen) kept.put(token_of(product), token, there ? logit : float_of(nan_bits));
       return;
     }
-    if (mine && token < (listed<Plan>(a) ? listed_scores<Plan>(a) : seen)) {
+    if (mine() && token < (listed<Plan>(a) ? listed_scores<Plan>(a) : seen)) {
       if (Plan::options && a.bf16) {
         store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit);
       } else {
@@ -227,7 +293,7 @@ struct Consumer {
     } else {
       sum = add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
     }
-    const int seen = few ? visible[few ? Known : 0] : static_cast<int>(ptx::load_shared(shared + Plan::visible_at + token_of(product) * 4));
+    const int seen = few ? visible[few ? Known : 0] : seen_by(token_of(product));
     char* to = few ? out[few ? Known : 0] : out[0] + (product * together * a.logits_stride << score_shift());
     write(product, to, seen, token, position, sum, scale);
   }
@@ -238,7 +304,8 @@ struct Consumer {
   template <int Known, class Keys, class Done>
   KVIRE_DEVICE KVIRE_INLINE void product_of(const Keys& keys, int product, int token, unsigned position, float scale, Done&& done) {
     Sums d;
-    start_product<Plan>(d, keys, query_operand<Plan>(shared + Plan::queries_at + product * together * Plan::query_bytes));
+    start_product<Plan>(d, keys, query_operand<Plan>(shared + Plan::queries_at + rows.stage * Plan::query_stage_bytes +
+                                                      product * together * (Plan::swizzled ? Heads * Plan::query_width : Plan::query_bytes)));
     ptx::wgmma_wait<0>();
     if (product == products - 1) done();
     ptx::touch(d);
@@ -258,30 +325,41 @@ struct Consumer {
   KVIRE_DEVICE KVIRE_INLINE void make_room([[maybe_unused]] bool other) {
     if constexpr (Shape::candidates) {
       if (!other && !kept.full()) return;
-      kept.flush(other, (static_cast<kstd::int64_t>(blockIdx.x) + row) * next_n, [&](int q) { return static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4)); });
+      kept.flush(other, (static_cast<kstd::int64_t>(blockIdx.x) + row) * next_n, [&](int q) { return seen_by(q); });
     }
   }
-  /// `tiles`: of the share.
-  KVIRE_DEVICE KVIRE_INLINE void run(int tiles) {
+  /// `count`: tiles of the share.
+  KVIRE_DEVICE KVIRE_INLINE void run(int count) {
+    run_tiles(count);
+    if (mine() && nans != 0 && a.nan_logits != nullptr) atomicAdd(a.nan_logits, static_cast<unsigned long long>(nans));
+  }
+
+  KVIRE_DEVICE KVIRE_INLINE void run_tiles(int count) {
     bool begun = false;  // KeepCandidates: this CTA's part of the row
-    constexpr int rows = tile_tokens / Plan::pages_per_tile;
+    constexpr int part = tile_tokens / Plan::pages_per_tile;  // tokens of a tile on one page
+    if constexpr (Plan::swizzled) await_queries();
     take_row();
 #pragma unroll 1
-    for (; Shape::candidates || tiles > 0; --tiles) {
-      const bool last = Shape::candidates && tiles == 0;
+    for (; Shape::candidates || count > 0; --count) {
+      const bool last = Shape::candidates && count == 0;
       Words4 meta{};
       if (!last) {
-        ptx::mbarrier_wait(shared + Plan::full_at + stage * 8, parity);
-        meta = ptx::load_shared4(shared + Plan::meta_at + stage * 16);
+        ptx::mbarrier_wait(shared + Plan::full_at + tiles.stage * 8, tiles.parity);
+        meta = ptx::load_shared4(shared + Plan::meta_at + tiles.stage * 16);
       }
       if (begun) make_room(last || static_cast<int>(meta.x) != row);
       if (last) return;
       if (static_cast<int>(meta.x) != row) {
         begun = false;
         row = static_cast<int>(meta.x);
-        ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
-        load_row<Plan, Heads>(a, row, shared, thread);
-        ptx::named_barrier(1, group_threads);
+        if constexpr (Plan::swizzled) {
+          leave_queries();
+          await_queries();
+        } else {
+          ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
+          load_row<Plan, Heads>(a, row, shared, thread);
+          ptx::named_barrier(1, group_threads);
+        }
         take_row();
       }
       if constexpr (Shape::candidates) {
@@ -290,20 +368,17 @@ struct Consumer {
         kept.next_tile();
       }
       const int token = static_cast<int>(meta.y) + local;
-      const unsigned position = Plan::pages_per_tile > 1 ? (local < rows ? meta.z : meta.w) + local % rows : meta.z + local;
-      const int used = stage;
-      if (++stage == Shape::stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      const unsigned position = Plan::pages_per_tile > 1 ? (local < part ? meta.z : meta.w) + local % part : meta.z + local;
+      const int used = tiles.stage;
+      tiles.advance();
       if constexpr (Plan::swizzled) {
         float scale = 1;
         if constexpr (Plan::scaled) scale = __uint_as_float(ptx::load_shared(shared + Plan::scales_at + used * Plan::scale_bytes + local * 4));
         const ptx::Descriptor tile = ptx::swizzled_descriptor<Plan::width>(shared + Plan::stages_at + used * Plan::stage_bytes);
         products_of(tile, token, position, scale, [&] {
           release(used);
-          // A wait for nothing ends the basic block, within which the assembler would move the release behind the sums.
-          ptx::mbarrier_wait(shared + Plan::open_at, 1);
+          // A branch ends the basic block, within which the assembler would move the release behind the sums.
+          asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %0, 0;\n@p bra over;\ntrap;\nover:\n}" ::"r"(count));
         });
       } else {
         const kstd::uint32_t tile = shared + Plan::stages_at + used * Plan::stage_bytes;
@@ -336,14 +411,15 @@ struct Consumer {
 
 /// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
 template <class P, Element Query, int Heads, int NextN, class Shape>
-__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ KeyMap map) {
+__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ TensorMap keys,
+                                                                                        const __grid_constant__ TensorMap queries) {
 #if KVIRE_SM90A
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = __shfl_sync(~0U, thread / 32, 0), lane = thread % 32;
   const kstd::uint32_t shared = detail::keep(ptx::shared_address(memory), lane);
-  constexpr bool selected_from = Shape::best || Shape::candidates;  // by a kernel that reads the lengths as soon as it starts
+  constexpr bool selected_from = Shape::candidates;  // by a kernel that reads the lengths as soon as it starts
   if constexpr (!selected_from) ptx::launch_dependents();
   // Where this CTA's share would start were all rows as long as the table is wide: what lies there is read while the lengths are on their way.
   const int width = detail::tiles_of(detail::most_scores<Plan>(a));
@@ -352,11 +428,18 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
   const int guess = begin / width < a.batch ? begin / width : 0;
 
   if (warp == group_threads / 32) {
-    if constexpr (Plan::swizzled) ptx::prefetch_tensor_map(&map);
+    if constexpr (Plan::swizzled) {
+      ptx::prefetch_tensor_map(&keys);
+      ptx::prefetch_tensor_map(&queries);
+      if (lane < Plan::query_stages) {
+        ptx::mbarrier_init(shared + Plan::query_full_at + lane * 8, 32);
+        ptx::mbarrier_init(shared + Plan::query_empty_at + lane * 8, group_threads);
+        ptx::fence_mbarrier_init();
+      }
+    }
     if (lane < Shape::stages) {
       ptx::mbarrier_init(shared + Plan::full_at + lane * 8, 1);
       ptx::mbarrier_init(shared + Plan::empty_at + lane * 8, group_threads);
-      if (lane == 0) ptx::mbarrier_init(shared + Plan::open_at, 1);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
@@ -364,7 +447,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
-    detail::produce<Plan, Shape>(a, map, ids, detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x), shared, lane);
+    detail::Producer<Plan, Heads, Shape> producer{a, keys, queries, shared, lane};
+    if constexpr (Plan::swizzled) detail::bring_row<Plan, Heads>(a, &queries, guess, shared, 0, lane);
+    producer.run(ids, detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x));
   } else {
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
@@ -375,11 +460,11 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     if constexpr (Plan::fp4 && Plan::fp8) {
       if (thread < 17) detail::make_codes(shared + Plan::codes_at, thread);
     }
-    detail::load_row<Plan, Heads>(a, guess, shared, thread);
+    if constexpr (!Plan::swizzled) detail::load_row<Plan, Heads>(a, guess, shared, thread);
     ptx::named_barrier(2, Shape::threads);
     const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
     if (share.tiles == 0) return;
-    if (share.row != guess) {  // where lengths differ; known before the first tile is there
+    if (!Plan::swizzled && share.row != guess) {  // where lengths differ; known before the first tile is there
       detail::load_row<Plan, Heads>(a, share.row, shared, thread);
       ptx::named_barrier(1, group_threads);
     }
@@ -391,15 +476,17 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
     }
   }
 #else
-  (void)a, (void)map;
+  (void)a, (void)keys, (void)queries;
   __trap();
 #endif
 }
 
 namespace detail {
 
-/// Asks the driver for the tensor map of a layer's keys. Host only; touches no memory of the device.
-inline cudaError_t make_key_map(KeyMap& map, const LogitsArguments& a, int row_bytes, int width, int tokens) {
+/// Asks the driver for a tensor map of bytes: `extent` of them, then of Rank - 1 dimensions with their `stride` in bytes; `box`: what a copy brings. Swizzled
+/// as wide as box[0], 64 or 128. Host only; touches no memory of the device.
+template <int Rank>
+cudaError_t make_tensor_map(TensorMap& map, const void* data, const cuuint64_t (&extent)[Rank], const cuuint64_t (&stride)[Rank - 1], const cuuint32_t (&box)[Rank]) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
@@ -407,15 +494,27 @@ inline cudaError_t make_key_map(KeyMap& map, const LogitsArguments& a, int row_b
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry) : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  static_assert(require_tuning<KeyMap, (sizeof(KeyMap) == sizeof(CUtensorMap) && alignof(KeyMap) >= alignof(CUtensorMap))>());
-  const cuuint64_t extent[3] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(tokens), static_cast<cuuint64_t>(a.page_count > 0 ? a.page_count : 1)};
-  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(a.page_stride)};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(width), static_cast<cuuint32_t>(tokens < tile_tokens ? tokens : tile_tokens), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<kstd::byte*>(a.pages), extent, stride, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, width == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+  static_assert(require_tuning<TensorMap, (sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap))>());
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const CUresult result = encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_UINT8, Rank, const_cast<void*>(data), extent, stride, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, box[0] == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/// Pages: bytes of a key, tokens, pages.
+template <class Plan>
+cudaError_t make_key_map(TensorMap& map, const LogitsArguments& a) {
+  constexpr cuuint64_t row = Plan::key_row, tokens = Plan::tokens;
+  return make_tensor_map<3>(map, a.pages, {row, tokens, static_cast<cuuint64_t>(a.page_count > 0 ? a.page_count : 1)}, {row, static_cast<cuuint64_t>(a.page_stride)},
+                            {Plan::width, tokens < tile_tokens ? static_cast<cuuint32_t>(tokens) : static_cast<cuuint32_t>(tile_tokens), 1});
+}
+/// Queries: bytes of a head, then heads in the order of load_row (column 8 n + 2 c + e: head Heads / 4 c + 2 n + e), then query tokens.
+template <class Plan, int Heads>
+cudaError_t make_query_map(TensorMap& map, const LogitsArguments& a) {
+  constexpr cuuint64_t row = Plan::query_row;
+  return make_tensor_map<5>(map, a.queries, {row, 2, 4, Heads / 8, static_cast<cuuint64_t>(a.batch) * Plan::next_n}, {row, Heads / 4 * row, 2 * row, Heads * row},
+                            {Plan::query_width, 2, 4, Heads / 8, 1});
 }
 
 }  // namespace detail
@@ -448,11 +547,12 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   if (!Shape::options && (a.bf16 || a.blocks != nullptr)) return cudaErrorInvalidValue;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
   if (error != cudaSuccess) return error;
-  KeyMap map{};
+  TensorMap keys{}, queries{};
   if constexpr (Plan::swizzled) {
-    if (const cudaError_t e = detail::make_key_map(map, a, Plan::key_row, Plan::width, Plan::tokens); e != cudaSuccess) return e;
+    if (const cudaError_t e = detail::make_key_map<Plan>(keys, a); e != cudaSuccess) return e;
+    if (const cudaError_t e = detail::make_query_map<Plan, Heads>(queries, a); e != cudaSuccess) return e;
   }
-  return kvire::detail::launch_kernel(kernel, {logits_ctas<P, Shape>(a, sms), Shape::threads, Plan::shared_bytes, overlap}, stream, a, map);
+  return kvire::detail::launch_kernel(kernel, {logits_ctas<P, Shape>(a, sms), Shape::threads, Plan::shared_bytes, overlap}, stream, a, keys, queries);
 }
 
 }  // namespace sm90
