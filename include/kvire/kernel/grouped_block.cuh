@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/ptx/cluster.cuh>
 #include <kvire/kernel/listed_row.cuh>
+#include <kvire/kernel/ptx/cluster.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/top_k_row.cuh>
 
 KVIRE_NAMESPACE_BEGIN

@@ -106,9 +106,9 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
 ///
 /// On Hopper, for k up to 1,024 and rows of 16,384 to 131,072 positions (65,536 with fewer than eight multiprocessors a row), the logits kernel leaves the
 /// best of each 16 scores on its way, and a kernel that is launched while the first one ends reads little more than the scores that it selects
-/// (kernel/grouped_top_k.cuh). Otherwise sparse_logits and top_k follow each other. With CudaSelectionOptions::without_scores the logits kernel leaves what may still be selected instead of scores (kernel/kept_scores.cuh): for
-/// k up to 1,024, up to 131,072 positions, one or two query tokens, fp8 and bf16 keys; about as fast where a block scores a few hundred positions, slower
-/// where it scores thousands. The selection is the same.
+/// (kernel/grouped_top_k.cuh). Otherwise sparse_logits and top_k follow each other. With CudaSelectionOptions::without_scores the logits kernel leaves what
+/// may still be selected instead of scores (kernel/kept_scores.cuh): for k up to 1,024, up to 131,072 positions, one or two query tokens, fp8 and bf16 keys;
+/// about as fast where a block scores a few hundred positions, slower where it scores thousands. The selection is the same.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                    Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Tensor<std::byte, 1> scratch, Stream<Cuda>& stream,
