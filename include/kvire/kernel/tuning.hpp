@@ -16,7 +16,7 @@ struct KernelTuning {
 
 /// For the inner consistency of tuned kernels: `static_assert(require_tuning<This, (condition)>())`.
 template <class Kernel, bool Holds>
-constexpr bool require_tuning() {
+KVIRE_HD constexpr bool require_tuning() {
   (void)sizeof(rule::KernelTuning<Kernel, Holds>);
   return true;
 }
