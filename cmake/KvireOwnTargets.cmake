@@ -37,6 +37,8 @@ if(KVIRE_WARNINGS_AS_ERRORS)
   target_compile_options(kvire_own INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
 endif()
 
+set(KVIRE_LIGHT_OPTIONS "" CACHE STRING "Further compiler options of tests and examples that compute little and instantiate much, behind those of the build type")
+
 # kvire_own_executable(<name> <source>...): an executable of kvire's own, C++20 without extensions.
 function(kvire_own_executable name)
   add_executable(${name} ${ARGN})
