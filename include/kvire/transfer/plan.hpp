@@ -42,6 +42,8 @@ struct PagePair {
   First first;
   Second second;
 };
+template <class First, class Second>
+PagePair(First, Second) -> PagePair<First, Second>;  // clang++ 14 makes none for aggregates
 
 /// Page ids of both sides, in step; which side is the source, as for PagePair. Holding it checks nothing: `load`, `backup` and `migrate` check every id against their pools before any
 /// byte moves, and refuse lists of different lengths instead of cutting the longer.
