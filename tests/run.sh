@@ -5,7 +5,7 @@
 #   host        g++: every host test, the golden vectors, the engine
 #   checks      headers, code that must not compile, the sources themselves, consumer projects (g++, clang++, nvcc; headers under clang++ with all)
 #   clang       clang++: every host test and the golden vectors
-#   fast-math   layouts, codecs, kernels and golden vectors under -O3 -march=native -ffast-math: the bits must not change
+#   fast-math   codecs, kernels and golden vectors under -O3 -march=native -ffast-math: the bits must not change
 #   asan        AddressSanitizer and UBSan: every host test and the small examples
 #   tsan        ThreadSanitizer: the layers that have threads, a short replay of the engine
 #   cuda        nvcc: compiles the device tests; where there is a GPU, also those with fast math, and runs them
