@@ -89,8 +89,10 @@ class TailRig : public CacheRig<Bundle, kvire::Lru, Files> {
     if (!Cache::check(r.held).ok()) return 0;
     step_ = std::make_unique<kvire::Step<kvire::Host>>(gate_.begin(r.held.loads, compute_).value());
     std::uint64_t digest = 1;
+    bool leased = true;
     each_layer([&]<class Entry>(kvire::EntrySlot slot) {
       auto lease = step_->read(device_.template entry<Entry>(), slot);
+      leased = leased && lease.ok();  // the failure of a load that is known by now
       if (!lease.ok()) return;
       std::vector<std::pair<std::int32_t, std::int64_t>> places;  // page, row of it
       const Rows rows = visible<Entry>(r.computed);
@@ -100,7 +102,7 @@ class TailRig : public CacheRig<Bundle, kvire::Lru, Files> {
       }, lease.value());
     });
     const bool ok = compute_.record("looked").wait().ok() && step_->status().ok();
-    return ok ? digest : 0;
+    return ok && leased ? digest : 0;
   }
 
   /// Turns over one bit of the last row of an entry that the next token can see, wherever it lies. False if there is none.
