@@ -44,8 +44,6 @@ class Step {
     auto lease = begin_lease(pool, slot);
     if (!lease.ok()) return lease.error();
     if (Status status = claim(pool, slot, pages, PageUse::read, *lease.value()); !status.ok()) return status.error();
-    for (const auto page : pages) lease.value()->pages.push_back(page.value);
-    detail::sort(lease.value()->pages);
     lease.value()->named = true;
     return finish_read(pool, slot, std::move(lease).value());
   }
@@ -59,8 +57,6 @@ class Step {
     if (!started.ok()) return started.error();
     auto lease = std::move(started).value();
     if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
-    for (const auto page : pages) lease->pages.push_back(page.value);
-    detail::sort(lease->pages);
     lease->any_page = false;
     queue(*lease);
     return Result<WriteLease<P, B>>(detail::LeaseMaker::make<WriteLease<P, B>>(pool_access::view(pool, slot), std::move(lease)));
@@ -163,13 +159,13 @@ class Step {
     return lease;
   }
 
-  // Registers the lease's kernels as users of the pages, and then collects what they have to wait for: of what the ledger has from before. What
+  // Notes the pages in the lease and registers its kernels as their users, and then collects what they have to wait for: of what the ledger has from before. What
   // comes later sees the lease and waits for it, so that no two wait for each other. Kernels that share a page are ordered by the engine's own
   // streams; only transfers run elsewhere.
   template <class P, class B, class Side>
   Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, LeaseState& lease) const {
     auto ledger = pool.ledger();
-    std::vector<std::int32_t> ids;
+    std::vector<std::int32_t>& ids = lease.pages;
     ids.reserve(pages.size());
     for (const auto page : pages) ids.push_back(page.value);
     detail::sort(ids);
