@@ -10,10 +10,12 @@ KVIRE_NAMESPACE_BEGIN
 
 namespace detail {
 
+inline constexpr std::uint64_t seal_key_step = UINT64_C(0x9E3779B97F4A7C15);  // of the key, from word to word
+
 /// What word number `at` of a page adds to its seal: keyed by its place, its halves multiplied (as in the NH hash of UMAC, RFC 4418). A flipped bit is
 /// missed once in 2^32.
 KVIRE_HD constexpr std::uint64_t seal_word(std::uint64_t key, std::uint64_t word, std::int64_t at) {
-  const std::uint64_t x = word + key + static_cast<std::uint64_t>(at) * UINT64_C(0x9E3779B97F4A7C15);
+  const std::uint64_t x = word + key + static_cast<std::uint64_t>(at) * seal_key_step;
   return (x & 0xFFFFFFFFu) * (x >> 32) + word;
 }
 /// Part of a page's seal: of its words number `first`, `first` + `step` and so on. Parts add up in any order, so that a block of threads and a core
@@ -66,16 +68,14 @@ class SealSum {
   }
 
  private:
-  static constexpr std::uint64_t step = UINT64_C(0x9E3779B97F4A7C15);  // of the key, from word to word
-
   struct Pair {
     Words2 key;
     Words2 sum = {};
-    Pair(std::uint64_t of_page, std::uint64_t at) : key{of_page + at * step, of_page + (at + 1) * step} {}
+    Pair(std::uint64_t of_page, std::uint64_t at) : key{of_page + at * seal_key_step, of_page + (at + 1) * seal_key_step} {}
     KVIRE_INLINE void take(Words2 words) {
       const Words2 x = words + key;
       sum += reinterpret_cast<Words2>(__builtin_ia32_pmuludq128(reinterpret_cast<Halves4>(x), reinterpret_cast<Halves4>(x >> 32))) + words;
-      key += Words2{8 * step, 8 * step};
+      key += Words2{8 * seal_key_step, 8 * seal_key_step};
     }
   };
   Pair a_, b_, c_, d_;
@@ -88,7 +88,7 @@ class SealSum {
   explicit SealSum(std::uint64_t key) : key_(key) {}
   void take_line(const Line& line) { take(reinterpret_cast<const std::byte*>(line), line_bytes); }
   void take(const std::byte* bytes, std::int64_t n) {
-    sum_ += seal_part(key_ + static_cast<std::uint64_t>(words_) * UINT64_C(0x9E3779B97F4A7C15), bytes, n, 0, 1);
+    sum_ += seal_part(key_ + static_cast<std::uint64_t>(words_) * seal_key_step, bytes, n, 0, 1);
     words_ += n / 8;
   }
   std::uint64_t seal() const { return seal_of(sum_); }
