@@ -29,13 +29,9 @@ __global__ __launch_bounds__(threads) void place_tokens_kernel(const __grid_cons
   __shared__ typename BlockGroup<threads>::Exchange exchange;
   const BlockGroup<threads> group{&exchange};
   const body::PlaceScratch scratch(place_scratch, args.n);
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
-#endif
   body::prepare_places(group, kstd::int64_t(blockIdx.x), args, scratch);
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::wait_for_earlier_grids();
-#endif
   const HotCounts mine = body::place_prepared(group, kstd::int64_t(blockIdx.x), args, scratch);
   if (counts != nullptr && threadIdx.x == 0) add_counts(counts, mine);
 }

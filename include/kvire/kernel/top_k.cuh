@@ -55,10 +55,8 @@ struct TopK : StreamedRow<Threads, Items, Streams, Clustered, Paged> {
 
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant__ Params p) {
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
-#endif
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ Scratch scratch;
   u32* hist = reinterpret_cast<u32*>(dynamic);

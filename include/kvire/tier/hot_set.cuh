@@ -68,10 +68,8 @@ __global__ void __launch_bounds__(Threads) fetch_misses_kernel(const PageList li
   kstd::int32_t* const ends = fetch_scratch + FetchOrder::at_once;  // [batch]: tokens of the rows up to and with each
   const Group group{&exchange};
   const auto thread = static_cast<kstd::int32_t>(threadIdx.x);
-#if KVIRE_DEVICE_ARCH >= 900
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
-#endif
   kstd::int32_t total = 0;
   for (kstd::int32_t first = 0; first < batch; first += Threads) {
     const kstd::int32_t mine = first + thread < batch ? counts[first + thread] : 0;
