@@ -2,12 +2,10 @@
 #include <string>
 
 #include <kvire/kernel/grouped_top_k.cuh>
-#include <tests/support/device_array.hpp>
-#include <tests/support/score_rows.hpp>
+#include <tests/support/device_rows.hpp>
 
 namespace {
 
-using kvire::body::TopKArgs;
 using namespace kvire_test;
 
 // What the logits kernel leaves for a grouped selection: garbage beyond the lengths.
@@ -29,20 +27,10 @@ std::vector<std::uint32_t> group_best(const Rows& in, const std::vector<std::vec
 }
 
 std::vector<std::int32_t> select_grouped(const Rows& in, int k, int blocks = 1, bool by_score = false) {
-  const DeviceArray<float> scores(in.scores);
-  const DeviceArray<std::int32_t> lengths(in.lengths);
+  const DeviceRows rows(in, k, by_score);
   const DeviceArray<std::uint32_t> best(group_best(in));
-  const DeviceArray<std::int32_t> selected(std::vector<std::int32_t>(std::size_t(in.rows) * std::size_t(k), 123456));
-  TopKArgs args;
-  args.scores = scores.data();
-  args.stride = in.stride;
-  args.lengths = lengths.data();
-  args.batch = in.rows;
-  args.k = k;
-  args.selected = selected.data();
-  args.order = by_score ? kvire::TopKOrder::by_score : kvire::TopKOrder::by_position;
-  cuda_ok(kvire::launch_grouped_top_k(args, best.data(), nullptr, nullptr, true, blocks));
-  return selected.read();
+  cuda_ok(kvire::launch_grouped_top_k(rows.args, best.data(), nullptr, nullptr, true, blocks));
+  return rows.selected.read();
 }
 
 }  // namespace
@@ -91,24 +79,16 @@ TEST_CASE("cuda grouped top-k: ragged lengths, and pages that are -1 with slots 
       for (int j = i * tokens; i % 5 == 2 && j < std::min(length, (i + 1) * tokens); ++j) masked[std::size_t(r)][std::size_t(j)] = 1;
     }
   }
-  const DeviceArray<float> scores(in.scores);
-  const DeviceArray<std::int32_t> device_lengths(in.lengths), page_table(table);
+  DeviceRows rows(in, 512);
+  const DeviceArray<std::int32_t> page_table(table);
   const DeviceArray<std::uint32_t> best(group_best(in, masked));
-  const DeviceArray<std::int32_t> selected(std::vector<std::int32_t>(2 * 512, 123456));
-  TopKArgs args;
-  args.scores = scores.data();
-  args.stride = in.stride;
-  args.lengths = device_lengths.data();
-  args.batch = 2;
-  args.k = 512;
-  args.selected = selected.data();
-  args.page_table = page_table.data();
-  args.max_pages = pages;
-  args.tokens_per_page = tokens;
-  args.page_count = 5000;
-  args.translate = true;
-  cuda_ok(kvire::launch_grouped_top_k(args, best.data(), nullptr, nullptr, false));
-  const auto got = selected.read();
+  rows.args.page_table = page_table.data();
+  rows.args.max_pages = pages;
+  rows.args.tokens_per_page = tokens;
+  rows.args.page_count = 5000;
+  rows.args.translate = true;
+  cuda_ok(kvire::launch_grouped_top_k(rows.args, best.data(), nullptr, nullptr, false));
+  const auto got = rows.selected.read();
   for (int r = 0; r < 2; ++r) {
     auto want = expected(in.scores.data() + std::size_t(r) * std::size_t(in.stride), length, 512, false, masked[std::size_t(r)]);
     for (auto& i : want) i = i < 0 ? i : table[std::size_t(r * pages + i / tokens)] * tokens + i % tokens;
