@@ -128,7 +128,7 @@ if wants cuda; then
     if nvidia-smi -L >/dev/null 2>&1; then
       stage cuda cuda all -L device
     else
-      stage cuda cuda-compile "kvire_device_tests kvire_link_twice_cuda" -L device -E fast_math
+      stage cuda cuda-compile "kvire_device_tests kvire_device_old_code_tests kvire_link_twice_cuda" -L device -E fast_math
     fi
   fi
 fi
