@@ -2,7 +2,7 @@
 # Every relative link of a document leads to a file.
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake" NO_POLICY_SCOPE)
 
-file(GLOB documents RELATIVE "${ROOT}" "${ROOT}/*.md" "${ROOT}/docs/*.md" "${ROOT}/docs/decisions/*.md" "${ROOT}/examples/*/*.md")
+file(GLOB documents RELATIVE "${ROOT}" "${ROOT}/*.md" "${ROOT}/docs/*.md" "${ROOT}/examples/*/*.md")
 foreach(document IN LISTS documents)
   meta_read("${ROOT}/${document}" text)
   get_filename_component(folder "${ROOT}/${document}" DIRECTORY)

@@ -86,6 +86,8 @@ tree(flags_bad flags "CMakePresets.json" CMakePresets.json "{ \"a\": \"${flag}t-
 
 tree(sources_good sources ok tests/a.cpp "// SPDX-License-Identifier: Apache-2.0@n" tests/run.sh "#!/bin/sh@n# SPDX-License-Identifier: Apache-2.0@n")
 tree(sources_none sources "tests/a.cpp: has no" tests/a.cpp "int a@s@n")
+tree(sources_adapt sources "adapt/a.hpp: has no" adapt/a.hpp "int a@s@n")
+tree(sources_python sources "tests/a.py: has no" tests/a.py "pass@n")
 set(home "/ho")
 tree(sources_home sources "names a machine's folder" docs/a.md "see ${home}me/somebody/kvire@n")
 

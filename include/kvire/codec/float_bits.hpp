@@ -24,7 +24,6 @@ KVIRE_HD constexpr bool is_nan_bits(kstd::uint32_t bits) { return abs_bits(bits)
 KVIRE_HD constexpr bool is_inf_bits(kstd::uint32_t bits) { return abs_bits(bits) == infinity_bits; }
 KVIRE_HD constexpr bool is_finite_bits(kstd::uint32_t bits) { return abs_bits(bits) < infinity_bits; }
 KVIRE_HD constexpr bool is_nan(float x) { return is_nan_bits(bits_of(x)); }
-KVIRE_HD constexpr bool is_inf(float x) { return is_inf_bits(bits_of(x)); }
 KVIRE_HD constexpr bool is_finite(float x) { return is_finite_bits(bits_of(x)); }
 
 /// An unsigned key that orders floats as numbers, NaN excepted: a < b exactly if order_key(a) < order_key(b), and -0 equals +0.

@@ -21,9 +21,6 @@ struct Cuda {
 template <class T>
 inline constexpr bool is_backend = std::is_same_v<T, Host> || std::is_same_v<T, Cuda>;
 
-template <class T>
-concept BackendTag = is_backend<T>;
-
 /// Host alone. What only the host has is written `template <HostTag Backend> class Stream<Backend>` rather than `template <> class Stream<Host>`:
 /// a template is compiled in the files that use it, anything else in every file that includes it.
 template <class T>

@@ -63,7 +63,7 @@ constexpr bool require_reader() {
   return true;
 }
 
-/// The smallest power-of-two page, at least `Least` tokens and at most 1024, of a family of policies that all readers accept; 0 if none
+/// The smallest page of `Least` times a power of two tokens, at most 1024, of a family of policies that all readers accept; 0 if none
 /// is. Example: 64 fp4 index keys make 4,352 B, which a reader that needs multiples of 512 B refuses; 128 make 8,704 B, which it takes.
 template <template <int> class PolicyOf, int Least, class... Readers>
 constexpr int smallest_legal_tokens() {
