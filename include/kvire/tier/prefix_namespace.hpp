@@ -21,16 +21,18 @@ struct PrefixNamespace {
 
   friend bool operator==(const PrefixNamespace&, const PrefixNamespace&) = default;
 
-  /// One line that two namespaces share only if they are equal: every text carries its length in bytes.
-  std::string text() const {
+  /// One line that two namespaces share only if they are equal: every text carries its length in bytes. For files and messages: instead of a salt it
+  /// has the first half of the salt's SHA-256.
+  std::string text() const { return line(salt.empty() ? salt : hex_text(hash(salt)).c_str()); }
+  /// What the names of its pages start from. From the salt itself: who has read `text` cannot tell it.
+  Hash128 digest() const { return hash(line(salt)); }
+
+ private:
+  static Hash128 hash(const std::string& text) { return hash_text(text.data(), static_cast<int>(text.size())); }
+  std::string line(const std::string& salted) const {
     const auto field = [](const char* tag, const std::string& value) { return std::string(tag) + std::to_string(value.size()) + ":" + value; };
     return "kvire.prefix/1;" + field("model=", model) + ";layout=" + hex_text(layout).c_str() + ";" + field("adapter=", adapter) + ";" +
-           field("salt=", salt) + ";rank=" + std::to_string(rank) + "/" + std::to_string(ranks);
-  }
-  /// What the names of its pages start from.
-  Hash128 digest() const {
-    const std::string t = text();
-    return hash_text(t.data(), static_cast<int>(t.size()));
+           field("salt=", salted) + ";rank=" + std::to_string(rank) + "/" + std::to_string(ranks);
   }
 };
 

@@ -14,7 +14,7 @@ KVIRE_NAMESPACE_BEGIN
 
 /// What a record is of. The layout is not in here: it is part of every record and of its name.
 struct RecordKey {
-  std::string space = {};         ///< canonical text of the namespace (model, adapter, tenant, rank as tagged fields); opaque here
+  std::string space = {};         ///< canonical text of the namespace (model, adapter, tenant, rank as tagged fields); opaque here, stored and shown as it is: no secrets
   Hash128 prefix = {};            ///< digest of every token from the sequence's first to the record's last
   std::int64_t first_token = 0;   ///< raw tokens before the record
   std::int64_t token_count = 0;   ///< raw tokens that the record covers

@@ -111,6 +111,11 @@ TEST_CASE("prefix namespaces: fields are tagged, not joined") {
   CHECK(roots.size() == all.size());
   CHECK(tree.pages() == 0);
 
+  // Names start from the salt, texts have its hash (both from `sha256sum`).
+  const PrefixNamespace salted{.model = "m", .salt = "tenant 7 secret"};
+  CHECK(salted.digest() == Hash128{0x9072939909cd030c, 0x80400b5de7d1c6b7});
+  CHECK(salted.text() == "kvire.prefix/1;model=1:m;layout=" + std::string(32, '0') + ";adapter=0:;salt=32:841243221ec36b4dccf9e20f96debeb8;rank=0/1");
+
   // The same tokens below another root are another page.
   const auto tokens = counted(4);
   const std::int32_t one = tree.root(all[0]);

@@ -124,3 +124,33 @@ TEST_CASE("tiered cache with files: a damaged record is a miss, the prefix befor
   CHECK(rig.cache().counters().hit_pages == 5);
   CHECK(rig.wrong_pages() == 0);
 }
+
+TEST_CASE("tiered cache with files: a tenant's salt keeps its pages apart, and gets into no file and no message") {
+  const PrefixNamespace tenant{.model = "small", .salt = "tenant 7 secret"};
+  const auto tokens = text(1, 2);
+  Folder folder;
+  {
+    auto files = open(folder);
+    Rig rig(sizes(8, 8), &files);
+    auto held = rig.cache().acquire(rig.cache().root(tenant), {});
+    for (std::size_t at = 0; at < tokens.size(); at += page) CHECK(rig.compute(held, std::span(tokens).subspan(at, page)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  const auto names = folder.records();
+  REQUIRE(names.size() == 2);
+  for (const auto& name : names) {
+    const auto bytes = folder.read(name);
+    const std::string in_file(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    CHECK(contains(in_file, "model=5:small"));
+    CHECK_FALSE(contains(in_file, tenant.salt));
+  }
+  folder.write(names[0], folder.read(names[1]));
+  auto files = open(folder);
+  Rig rig(sizes(8, 8), &files);
+  CHECK(rig.cache().prefetch(rig.root(), tokens) == 0);
+  CHECK(rig.cache().prefetch(rig.cache().root(tenant), tokens) == 2);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  const auto lost = files.stats().last_lost[static_cast<int>(RecordFault::key)];
+  CHECK(contains(lost, "model=5:small"));
+  CHECK_FALSE(contains(lost, tenant.salt));
+}
