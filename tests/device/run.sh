@@ -60,13 +60,14 @@ row() {
 
 # Groups of test cases that the sanitizers take beside each other. A case is of the first group with a pattern for it. What holds a host function
 # (suite "held") cannot run under the sanitizers, which wait for each launch.
-groups=(transfers float64 kept logits top-k store others)
+groups=(transfers float64 kept logits top-k tiers store others)
 declare -A patterns=(
   [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
   [float64]='*with float64*'
   [kept]='*kept scores*,*grouped top-k*'
   [logits]='*selection:*,*logits*'
   [top-k]='*top-k*'
+  [tiers]='cuda hot set*,cuda tiered*,cuda tails*,cuda seals*'
   [store]='*store*,*gather*'
   [others]='*'
 )
@@ -92,7 +93,8 @@ sanitize() {
   case $tool-$name in
     memcheck-*) options=(--report-api-errors no) ;;  # tests provoke some, and look at them
     synccheck-kept | synccheck-top-k | synccheck-store) ;;
-    synccheck-*) options=(--num-cuda-barriers 65536) ;;  # each page and tile under way has one of its own; 60 ms a launch
+    synccheck-logits | synccheck-float64) options=(--num-cuda-barriers 65536) ;;  # each tile under way has one of its own; 60 ms a launch
+    synccheck-*) options=(--num-cuda-barriers 16384) ;;                           # each page under way; as many as above take all memory
   esac
   mapfile -t arguments < <(filters "$name")
   KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \

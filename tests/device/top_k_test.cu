@@ -63,7 +63,7 @@ void compare_shapes(const Rows& in, int k, const std::string& what, bool by_scor
 TEST_CASE("cuda top-k: every shape, length and distribution against a sort") {
   const std::vector<int> lengths = full() ? std::vector<int>{1, 31, 511, 512, 513, 4000, 4096, 8320, 20001, 32768, 70001, 131072} : std::vector<int>{513, 4096, 20001};
   for (int kind = 0; kind < int(Kind::count); ++kind) {
-    for (const int length : lengths) {
+    for (const int length : some(lengths, kind)) {
       const Rows in = make(Kind(kind), 2, length, unsigned(kind * 1000 + length));
       for (const int k : some({1, 512, 2048})) {
         compare_shapes(in, k, name(Kind(kind)));

@@ -125,9 +125,12 @@ inline std::vector<std::int32_t> expected(const PagedRows& in, int k, bool trans
 
 inline bool full() { return !small_run(); }
 
-/// What a test goes through: all of it, or the middle one alone when small.
+/// What a test goes through: all of it, or one alone when small: the middle one, or the one whose turn it is in an outer loop.
 inline std::vector<int> some(std::vector<int> all) {
   return full() ? all : std::vector<int>{all[all.size() / 2]};
+}
+inline std::vector<int> some(std::vector<int> all, int turn) {
+  return full() ? all : std::vector<int>{all[std::size_t(turn) % all.size()]};
 }
 
 }  // namespace kvire_test
