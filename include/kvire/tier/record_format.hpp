@@ -131,7 +131,7 @@ inline std::optional<RecordProblem> read_record_header(const std::byte* in, std:
     return problem(RecordFault::version, "version " + std::to_string(version) + ", version " + std::to_string(record_version) + " is read here");
   }
   const std::int64_t bytes = r.get<std::uint32_t>();
-  if (bytes < record_alignment || bytes % record_alignment != 0 || bytes > (std::int64_t{1} << 20)) {
+  if (bytes < record_alignment || bytes % record_alignment != 0) {
     return problem(RecordFault::damaged_header, "a header of " + std::to_string(bytes) + " bytes");
   }
   if (available < bytes) return cut(bytes);

@@ -369,3 +369,20 @@ TEST_CASE("file tier: a batch has an event for each record, in order, and pages 
   CHECK(code(tier.store(key_of(7), host.pool, refs[0]).wait()) == ErrorCode::busy);
   filling.complete();
 }
+
+TEST_CASE("file tier: what a key's namespace may be long can be loaded again") {
+  Folder folder;
+  Host1 host;
+  auto tier = open(folder, 4 << 20);
+  auto refs = host.allocate();
+  auto key = key_of(1);
+  for (const std::int64_t bytes : {std::int64_t{0}, most_key_space_bytes - record_alignment, most_key_space_bytes}) {
+    CAPTURE(bytes);
+    key.space.assign(static_cast<std::size_t>(bytes), 'x');
+    host.fill(refs, 5);
+    CHECK(tier.store(key, host.pool, refs).wait(deadline_in(30s)).ok());
+    host.fill(refs, 99);
+    CHECK(tier.load(key, host.pool, refs).wait(deadline_in(30s)).ok());
+    CHECK(host.holds(refs, 5));
+  }
+}
