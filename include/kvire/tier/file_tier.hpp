@@ -227,9 +227,13 @@ class FileTier {
       }
       auto shape = stored;
       auto pointers = gather<std::byte*>(pool, wanted[i].pages, shape);
+      if (!pointers.ok()) {
+        events[i] = failed(pointers.error());
+        continue;
+      }
       auto seals = detail::RecordSeals::make(pool, wanted[i].pages, shape, std::move(wanted[i].seals));
-      if (!pointers.ok() || !seals.ok()) {
-        events[i] = failed(pointers.ok() ? seals.error() : pointers.error());
+      if (!seals.ok()) {
+        events[i] = failed(seals.error());
         continue;
       }
       position.push_back(i);

@@ -87,6 +87,15 @@ TEST_CASE("file tier: pages of another pool or space, named twice, or that other
   CHECK(b.store(twice) == ErrorCode::duplicate);
   CHECK(b.load(std::exchange(twice, {})) == ErrorCode::duplicate);
 
+  // Seals are looked up by page: not by one that was refused.
+  Rows larger(100);
+  const auto seals = PageSeals::make(b.host.pool).value();
+  const auto far = larger.allocate(90, 90);
+  for (const auto& refs : {empty, far}) {
+    CHECK(code(b.tier.store(key_of(2), b.host.pool, refs, seals).wait()) == ErrorCode::mismatch);
+    CHECK(code(b.tier.load(key_of(1), b.host.pool, refs, seals).wait()) == ErrorCode::mismatch);
+  }
+
   auto mine = b.host.allocate();
   b.host.fill(mine, 9);
   {
