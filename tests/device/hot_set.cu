@@ -346,3 +346,40 @@ TEST_CASE("cuda hot set: a fetch or a backup that fails fails its step; after a 
   CHECK(resolve(rig.step()).ok());
   CHECK(rig.wrong({3, 70}, out.read(), 0) == 0);
 }
+
+TEST_CASE("cuda hot set: what a backup was to write and did not is refused to everybody, until it is written") {
+  using P = preset::deepseek_v4::Latent<64>;
+  constexpr int rows = 2;
+  bool broken = true;
+  auto faults = FaultHooks::make([&](const CopyInfo& info) { return broken && info.direction == CopyDirection::device_to_host ? Fault::fail("link down") : Fault::none(); });
+  Rig<P> rig(rows, 2, 64, 16, faults);
+  auto copies = Stream<Cuda>::make({.name = "copies"}).value();
+  auto device = DevicePool<P, Cuda>::make({.layers = 2, .pages = 2}).value();
+  const auto there = device.allocate(1).value();
+  std::vector<HostPage> ids;
+  for (const auto& page : rig.owned) ids.push_back(page.id());
+  const auto reload = [&] {
+    const auto ticket = load(rig.pinned, device, plan(std::vector{ids[0]}, std::vector{there[0].id()}), copies);
+    return ticket.ok() && ticket.value().wait().ok();
+  };
+  const DeviceArray<std::int32_t> where(std::vector<std::int32_t>{3, 70});
+  const DeviceArray<std::int64_t> slots(std::vector<std::int64_t>(2, -7));
+  const auto save = [&] {
+    const auto step = rig.step();
+    REQUIRE(rig.hot.append(step, EntrySlot(0), rig.batch(), {where.data(), {rows, 1}}, {slots.data(), {rows, 1}}).ok());
+    const Status saved = rig.hot.backup(step, EntrySlot(0), rig.batch(), {where.data(), {rows, 1}}, {slots.data(), {rows, 1}}, ids);
+    rig.stream.synchronize().value();
+    return saved.ok();
+  };
+  CHECK(reload());
+  CHECK_FALSE(save());
+  const Status refused = rig.pinned.ledger().readable(ids[0]);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(contains(refused.error().message, "link down"));
+  CHECK_FALSE(reload());
+  broken = false;
+  REQUIRE(rig.hot.reset(rig.stream).ok());
+  CHECK(save());
+  CHECK(rig.pinned.ledger().readable(ids[0]).ok());
+  CHECK(reload());
+}

@@ -242,13 +242,13 @@ struct HotSetEngine<Cuda> {
                      const WriteLease<P, Cuda>& to, CopyCounts* counts) {
     const std::int64_t n = std::int64_t(args.batch) * args.n;
     if (n == 0) return {};
-    auto go = ask_faults(stream, info);
-    if (!go.ok()) return go.error();
-    if (!go.value()) return {};
     auto* const places = reinterpret_cast<kstd::int64_t*>(state->misses());
     return kvire::launch(
         stream,
         [&](cudaStream_t native, const auto& source, const auto& target) -> Status {
+          auto go = ask_faults(stream, info);
+          if (!go.ok()) return go.error();
+          if (!go.value()) return {};
           auto address = device_address(HostAddress{target.base}, state->name());
           if (!address.ok()) return address.error();
           constexpr unsigned threads = 128;

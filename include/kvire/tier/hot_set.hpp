@@ -137,7 +137,7 @@ class HotSet {
 
   /// Queues the copies of appended tokens to the host, token by token, behind what the stream has written. `pages`: those of the host that they belong to;
   /// other transfers of these pages come before or behind. Tokens on others are dropped and counted. Errors: mismatch for extents; those of Step::write. If it
-  /// fails the host lacks the tokens, so every later call fails until `reset`; write the tokens again then.
+  /// fails the host lacks the tokens, so every later call fails until `reset`, and others may not read the pages; write the tokens again then.
   Status backup(const Step<Backend>& step, EntrySlot layer, const HotRows& rows, Tensor<const std::int32_t, 2> positions, Tensor<const std::int64_t, 2> slots,
                 std::span<const HostPage> pages, CopyCounts* counts = nullptr) {
     auto to = step.write(*host_, layer, pages);

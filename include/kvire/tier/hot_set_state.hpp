@@ -168,14 +168,15 @@ struct HotSetEngine<Backend> {
   template <class P>
   static Status save(Stream<Backend>& stream, const State& state, const CopyInfo& info, const body::PlaceTokensArgs<std::int64_t>& args,
                      const ReadLease<P, Backend>& from, const WriteLease<P, Backend>& to, CopyCounts* counts) {
-    const Ran reached = std::make_shared<bool>(false);  // a stream that has failed before has written nothing that could be lacking
-    stream.launch([reached] { *reached = true; });
     const auto source = kernel_access::view(from, stream);
     const auto target = kernel_access::view(to, stream);
+    const Ran reached = std::make_shared<bool>(false);  // a stream or step that has failed before has written nothing that could be lacking
+    kernel_access::queued(to);
+    stream.launch([reached, to] { *reached = kernel_access::ready(to); });
     stream.copy_with(
         info,
-        [args, source, target, from, to, counts] {
-          if (!kernel_access::ready(to)) return;
+        [args, source, target, from, to, counts, reached] {
+          if (!*reached) return;
           const CopyCounts total = count_parallel(std::int64_t(args.batch) * args.n, 64, [&](std::int64_t i) {
             const std::int64_t place = args.host_slot(i);
             CopyCounts one = body::classify(args.out[i], std::int64_t(source.pages) * P::tokens_per_page, place, std::int64_t(target.pages) * P::tokens_per_page,
@@ -187,7 +188,7 @@ struct HotSetEngine<Backend> {
           if (counts != nullptr) *counts += total;
         },
         [state, to, reached](const Status& status) {
-          if (status.ok()) return;
+          if (status.ok()) return *reached ? kernel_access::ran(to) : void();
           if (*reached) state->lose(status.error());
           kernel_access::fail(to, status.error());
         });

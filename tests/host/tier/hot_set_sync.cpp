@@ -307,3 +307,41 @@ TEST_CASE("hot set: a transfer of a host page runs before or behind the backup o
   CHECK(row == written.bytes());
   CHECK(rig.stream.synchronize().ok());
 }
+
+TEST_CASE("hot set: what a backup was to write and did not is refused to everybody, until it is written") {
+  enum class Broken { none, copy, step, stream };
+  for (const Broken broken : {Broken::copy, Broken::step, Broken::stream}) {
+    CAPTURE(static_cast<int>(broken));
+    std::atomic<Broken> now{broken};
+    auto faults = FaultHooks::make([&](const CopyInfo& info) { return now == (std::string(info.entry) == "hot" ? Broken::copy : Broken::step) ? Fault::fail("link down") : Fault::none(); });
+    Rig rig(2, 8, 4, faults);
+    auto copies = Stream<Host>::make({.name = "copies", .faults = faults}).value();
+    auto device = DevicePool<P, Host>::make({.layers = layers, .pages = 3}).value();
+    const auto there = device.allocate(2).value();
+    const auto other = rig.host.allocate(1).value();
+    fill(device, there[0].id(), 1);
+    const auto reload = [&] { return load(rig.host, device, plan(std::vector{rig.ids[0]}, std::vector{there[1].id()}), copies); };
+    Written written(rig, {3, 14}, 1);
+    {
+      const auto saved = backup(device, rig.host, plan(std::vector{other[0].id()}, std::vector{there[0].id()}), copies).value();
+      const auto step = rig.step({saved});
+      REQUIRE(written.append(rig, step, 0).ok());
+      if (broken == Broken::stream) rig.stream.launch([]() -> Status { return Error{ErrorCode::failed, "bad kernel"}; });
+      REQUIRE(written.backup(rig, step, 0).ok());
+      CHECK(rig.stream.synchronize(deadline_in(10s)).ok() == (broken == Broken::step));
+      CHECK_FALSE(step.status().ok());
+    }
+    const Status refused = rig.host.ledger().readable(rig.ids[0]);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(contains(refused.error().message, broken == Broken::stream ? "bad kernel" : "link down"));
+    CHECK_FALSE(reload().ok());
+    now = Broken::none;
+    REQUIRE(rig.hot.reset(rig.stream).ok());
+    const auto step = rig.step();
+    REQUIRE(written.append(rig, step, 0).ok());
+    REQUIRE(written.backup(rig, step, 0).ok());
+    CHECK(rig.stream.synchronize(deadline_in(10s)).ok());
+    CHECK(rig.host.ledger().readable(rig.ids[0]).ok());
+    CHECK(reload().value().wait(deadline_in(10s)).ok());
+  }
+}
