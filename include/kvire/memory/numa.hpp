@@ -50,12 +50,8 @@ inline Status place_on_node(const std::string& resource, void* p, std::int64_t b
     return Error{ErrorCode::out_of_range, who + " is none of those that this process may use: " + list};
   }
   // A bound node does not overflow into another: who touches more than it has is killed instead of told.
-  const std::string folder = "/sys/devices/system/node/node" + std::to_string(node) + "/meminfo";
-  const std::string line = "Node " + std::to_string(node);
-  const std::int64_t free = read_number(folder.c_str(), (line + " MemFree:").c_str(), -1);
-  const std::int64_t cached = read_number(folder.c_str(), (line + " FilePages:").c_str(), 0);
-  if (free >= 0 && bytes > (free + cached) * 1024) {
-    return Error{ErrorCode::exhausted, who + ": " + std::to_string(bytes) + " bytes wanted, " + std::to_string((free + cached) * 1024) + " available"};
+  if (const std::int64_t available = available_on_node(node); available >= 0 && bytes > available) {
+    return Error{ErrorCode::exhausted, who + ": " + std::to_string(bytes) + " bytes wanted, " + std::to_string(available) + " available"};
   }
   unsigned long chosen[nodes / of_word] = {};
   chosen[static_cast<unsigned long>(node) / of_word] = 1UL << static_cast<unsigned long>(node) % of_word;

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -56,6 +62,42 @@ TEST_CASE("memory: more than the machine or its control group has is an error wi
     CHECK(error.message.find(std::to_string(wanted)) != std::string::npos);
     CHECK(error.message.find("available") != std::string::npos);
   }
+}
+
+TEST_CASE("memory: what the system keeps of files is available, to the machine, a control group and a memory node") {
+  const auto root = std::filesystem::temp_directory_path() / ("kvire_memory_" + std::to_string(::getpid()));
+  const auto write = [&](const char* name, const char* text) {
+    const std::filesystem::path file = root.string() + name;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  };
+  const auto available = [&] { return detail::available_memory_under(root.string()); };
+  CHECK(available() == std::numeric_limits<std::int64_t>::max());
+  write("/proc/meminfo", "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    900 kB\n");
+  CHECK(available() == 900 * 1024);
+  // Version 1 of control groups, which counts the groups below apart.
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "600000\n");
+  write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "500000\n");
+  CHECK(available() == 100'000);
+  write("/sys/fs/cgroup/memory/memory.stat", "cache 300000\ninactive_file 1\nactive_file 2\ntotal_cache 300000\ntotal_inactive_file 90000\ntotal_active_file 10000\n");
+  CHECK(available() == 200'000);
+  // Version 2. Memory that is shared between processes is in `file`, and does not go.
+  write("/sys/fs/cgroup/memory.max", "max\n");
+  write("/sys/fs/cgroup/memory.current", "450000\n");
+  write("/sys/fs/cgroup/memory.stat", "anon 50000\nfile 400000\nshmem 50000\ninactive_anon 1\nactive_anon 2\ninactive_file 200000\nactive_file 150000\n");
+  CHECK(available() == 200'000);
+  write("/sys/fs/cgroup/memory.max", "150000\n");
+  CHECK(available() == 50'000);
+  write("/sys/fs/cgroup/memory.max", "90000\n");
+  CHECK(available() == 0);
+  write("/sys/fs/cgroup/memory.current", "300000\n");
+  CHECK(available() == 90'000);
+
+  write("/sys/devices/system/node/node1/meminfo",
+        "Node 1 MemTotal:       4000 kB\nNode 1 MemFree:        1000 kB\nNode 1 Active(file):     30 kB\nNode 1 Inactive(file):  200 kB\nNode 1 FilePages:       900 kB\nNode 1 Shmem: 670 kB\n");
+  CHECK(detail::available_on_node(1, root.string()) == 1230 * 1024);
+  CHECK(detail::available_on_node(0, root.string()) == -1);
+  std::filesystem::remove_all(root);
 }
 
 TEST_CASE("memory: counting keeps live bytes, high water and failures, and holds a limit") {
