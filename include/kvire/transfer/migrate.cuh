@@ -52,7 +52,7 @@ Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& fr
   static_assert(detail::require_migrate<P, Q>());
   if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
   constexpr auto direction = detail::direction_between<PagePool<P, Cuda, Side>, PagePool<Q, Cuda, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
+  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.engine = Engine::sm_kernel;
     piece.count.pages = n;
@@ -64,6 +64,7 @@ Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& fr
     piece.pages = std::move(ids);
     piece.launch_migrate = &detail::launch_migrate_pages<P, Q>;
     piece.row = row;
+    return {};
   });
 }
 template <class P, class Q, class Side, class OtherSide, class First, class Second>

@@ -68,7 +68,7 @@ Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Sid
   static_assert(detail::require_migrate<P, Q>());
   if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
   constexpr auto direction = detail::direction_between<PagePool<P, Backend, Side>, PagePool<Q, Backend, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) {
+  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
     const auto n = static_cast<std::int64_t>(ids->to.size());
     piece.count.engine = Engine::host_codec;
     piece.count.pages = n;
@@ -77,6 +77,7 @@ Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Sid
     piece.move = [destination = pool_access::view(to, slot), source = pool_access::const_view(from, slot), ids, row](bool) {
       detail::migrate_pages<P, Q>(destination, source, *ids, row);
     };
+    return {};
   });
 }
 template <class P, class Q, HostTag Backend, class Side, class OtherSide, class First, class Second>

@@ -159,7 +159,7 @@ std::vector<int> positions_of(const std::vector<Int>& labels, int slots) {
   return position;
 }
 
-/// One pool to another. `fill(piece, slot, ids, digest key)` says how a layer moves.
+/// One pool to another. `fill(piece, slot, ids, digest key)` says how a layer moves, or why it is refused.
 template <class From, class To, class Plan, class Fill>
 Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                                const TransferOptions<typename From::backend>& options, Fill fill) {
@@ -196,7 +196,7 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     piece.info = {.entry = name, .layer = slot.value, .direction = direction};
     piece.count.entry = name;
     piece.count.copies = 1;
-    fill(piece, slot, ids.value(), options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : std::uint64_t(0));
+    if (Status s = fill(piece, slot, ids.value(), options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : std::uint64_t(0)); !s.ok()) return s.error();
     builder.add(std::move(piece));
   }
   const auto positions = positions_of(labels.value(), from.layers());
@@ -211,22 +211,17 @@ Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& t
   static_assert(require_transfer<From, To>());
   using P = typename From::policy;
   using Engine = TransferEngine<typename From::backend>;
-  Status sealed;
-  auto prepared = prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) {
+  return prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) -> Status {
     auto seal = seal_of_piece(from, to, slot, ids, options);
-    if (seal.ok()) {
-      piece.seal = std::move(seal).value();
-    } else {
-      (void)(sealed = seal.error());
-    }
+    if (!seal.ok()) return seal.error();
+    piece.seal = std::move(seal).value();
     if constexpr (Plan::granularity == Granularity::page) {
       Engine::template pages<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
     } else {
       Engine::template rows<P>(piece, pool_access::view(to, slot), pool_access::const_view(from, slot), std::move(ids), digest);
     }
+    return {};
   });
-  if (!sealed.ok()) return sealed.error();
-  return prepared;
 }
 
 template <class Backend>

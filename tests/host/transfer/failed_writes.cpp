@@ -242,6 +242,14 @@ TEST_CASE("failed load: what was refused at once, before anybody knew of it, cha
   CHECK_FALSE(load(s.host, s.device, plan(std::vector{s.sources[0], s.sources[0]}, std::vector{s.pages[0], s.pages[0]}), s.copies).ok());
   CHECK_FALSE(load(s.host, s.device, plan(std::vector{HostPage(4)}, s.first_page()), s.copies).ok());
   CHECK_FALSE(load(s.host, s.device, s.first(), s.copies, {.wait_limit = -1ms}).ok());
+  // For its seals: of tokens, and of another pool.
+  auto seals = PageSeals::make(s.host).value();
+  const auto tokens = plan_tokens(std::vector{slot_of<Keys>(s.sources[0].id(), 1)}, std::vector{slot_of<Keys>(s.pages[0].id(), 1)});
+  CHECK_FALSE(load(s.host, s.device, tokens, s.copies, {.seals = seals}).ok());
+  auto other = HostPool<Keys, Host>::make({.layers = layers, .pages = 5}).value();
+  CHECK_FALSE(load(s.host, s.device, s.first(), s.copies, {.seals = PageSeals::make(other).value()}).ok());
+  CHECK_FALSE(backup(s.device, s.host, s.first(), s.copies, {.seals = PageSeals::make(other).value()}).ok());
+  CHECK(s.host.ledger().readable(s.sources[0].id()).ok());
   CHECK(s.unreadable().ok());
   CHECK(s.save().ok());
 }
