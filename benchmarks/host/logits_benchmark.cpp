@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <random>
 #include <string>
 #include <thread>
@@ -39,11 +40,20 @@ constexpr int heads = 64;
 constexpr int dim = 128;
 SimdLevel level = best_level();
 
-// Threads that a contender left spinning for work would take the cores of the next: each starts when they have gone to sleep. It warms up until
-// the system has spread its own threads over the cores, which takes several of the scheduler's ticks: engines call these in a loop.
+// Threads that a contender left spinning for work would take the cores of the next, so each starts when the program's threads have all gone to
+// sleep: those of OpenBLAS may take more than 100 ms.
+void let_threads_sleep() {
+  std::clock_t used = 0;  // by all threads
+  do {
+    used = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  } while (std::clock() - used > CLOCKS_PER_SEC / 1000);
+}
+
+// Warms up until the system has spread the threads over the cores, which takes several of the scheduler's ticks: engines call these in a loop.
 double seconds_of(const auto& f) {
   using Clock = std::chrono::steady_clock;
-  std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  let_threads_sleep();
   for (const auto warm = Clock::now() + std::chrono::milliseconds(40); Clock::now() < warm;) f();
   const auto start = Clock::now();
   f();

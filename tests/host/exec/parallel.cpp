@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <thread>
@@ -63,4 +64,19 @@ TEST_CASE("parallel_for: several callers at once, and from inside") {
   }
   for (auto& c : callers) c.join();
   CHECK(total == 4 * 50 * 64);
+}
+
+TEST_CASE("thread pool: threads take part in the next call, awake or asleep") {
+  ThreadPool pool(3);
+  REQUIRE(pool.threads() == 3);
+  for (int call = 0; call < 60; ++call) {
+    if (call % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // far longer than they stay awake
+    std::atomic<int> inside{0};
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    pool.run(3, 1, [&](std::int64_t, std::int64_t) {  // no chunk ends before all have begun
+      ++inside;
+      while (inside < 3 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    });
+    REQUIRE(std::chrono::steady_clock::now() < end);
+  }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -14,8 +15,22 @@
 
 KVIRE_NAMESPACE_BEGIN
 
+namespace detail {
+
+/// Lets other threads run until the condition holds, for 100 us at most: a thread that expects work that soon does better to stay awake. Being
+/// woken takes tens of microseconds, and the system may put the woken thread on its waker's core, where the two take turns for milliseconds.
+template <class Condition>
+void yield_until(const Condition& condition) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::microseconds(100);
+  while (!condition() && Clock::now() < end) std::this_thread::yield();
+}
+
+}  // namespace detail
+
 /// Threads that share the chunks of `parallel_for`. Work is cut by the caller's grain alone, never by the count of threads: each chunk is
-/// computed whole by one thread, so results do not depend on how many there are or which one took it.
+/// computed whole by one thread, so results do not depend on how many there are or which one took it. A thread that finds no work stays awake
+/// for 100 us, for callers that come one after the other, and then sleeps.
 template <HostTag Backend>
 class BasicThreadPool {
  public:
@@ -60,13 +75,16 @@ class BasicThreadPool {
     {
       std::lock_guard lock(mutex_);
       jobs_.push_back(&job);
-      changed_.notify_all();
+      posted_.fetch_add(1, std::memory_order_relaxed);
     }
+    changed_.notify_all();
     job.work();
+    const auto alone = [&] { return job.helpers.load(std::memory_order_relaxed) == 0; };
+    detail::yield_until(alone);
     std::unique_lock lock(mutex_);
     // All chunks are taken: no other thread may join any more, those inside finish.
     std::erase(jobs_, &job);
-    job.left.wait(lock, [&] { return job.helpers == 0; });
+    job.left.wait(lock, alone);
   }
 
  private:
@@ -78,35 +96,41 @@ class BasicThreadPool {
     std::int64_t chunks = 0;
     const void* context = nullptr;
     void (*call)(const void*, std::int64_t) = nullptr;
-    int helpers = 0;  // under the pool's mutex
+    std::atomic<int> helpers{0};  // written under the pool's mutex
     std::condition_variable left;
   };
 
   void serve() {
     std::unique_lock lock(mutex_);
-    for (;;) {
-      Job* job = nullptr;
-      changed_.wait(lock, [&] {
-        for (Job* j : jobs_) {
-          if (j->next.load(std::memory_order_relaxed) < j->chunks) {
-            job = j;
-            return true;
-          }
-        }
-        return stopping_;
-      });
-      if (job == nullptr) return;
-      ++job->helpers;
+    while (!stopping_) {
+      if (Job* const job = open_job()) {
+        ++job->helpers;
+        lock.unlock();
+        job->work();
+        lock.lock();
+        if (--job->helpers == 0) job->left.notify_all();
+        continue;
+      }
+      const auto called = [&, seen = posted_.load(std::memory_order_relaxed)] { return posted_.load(std::memory_order_relaxed) != seen; };
       lock.unlock();
-      job->work();
+      detail::yield_until(called);
       lock.lock();
-      if (--job->helpers == 0) job->left.notify_all();
+      changed_.wait(lock, [&] { return stopping_ || called(); });
     }
+  }
+
+  // One with chunks that nobody has taken, or null. Under the mutex.
+  Job* open_job() const {
+    for (Job* job : jobs_) {
+      if (job->next.load(std::memory_order_relaxed) < job->chunks) return job;
+    }
+    return nullptr;
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Job*> jobs_;
+  std::atomic<std::uint64_t> posted_{0};  // jobs there ever were; written under the mutex
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };
