@@ -90,6 +90,22 @@ TEST_CASE("cuda seals: the host's numbers, and what went out whole comes back, b
   check_policy<preset::deepseek_v4::Latent<2>>();
 }
 
+TEST_CASE("cuda seals: of no pages, and of no tokens with digests") {
+  Trip<Fp8WithScale<64, 128>> trip;
+  auto options = trip.options("nothing");
+  for (const bool digest : {false, true}) {
+    options.digest = digest;
+    const auto none = plan(std::vector<HostPage>{}, std::vector<DevicePage>{});
+    CHECK(backup(trip.device, trip.host, none, trip.stream, options).value().wait(deadline_in(20s)).ok());
+    const auto ticket = load(trip.host, trip.device, none, trip.stream, options).value();
+    CHECK(ticket.wait(deadline_in(20s)).ok());
+    CHECK(ticket.moved().empty());
+  }
+  options.seals = nullptr;
+  const auto no_tokens = plan_tokens(std::vector<HostSlot>{}, std::vector<DeviceSlot>{});
+  CHECK(load(trip.host, trip.device, no_tokens, trip.stream, options).value().wait(deadline_in(20s)).ok());
+}
+
 TEST_CASE("cuda seals: more pages than blocks, and each one's bytes count") {
   using P = Fp8WithScale<64, 128>;
   Trip<P> trip(Arrangement::layer_first, 300);

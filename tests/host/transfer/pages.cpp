@@ -167,8 +167,17 @@ TEST_CASE("transfer: pools of different depth and layers out of range are refuse
   for (const LayerRange range : {LayerRange{1, 2}, LayerRange{-1, 1}, LayerRange{3, 0}, LayerRange{3, -1}}) {
     CHECK(load(host, device, plan(std::vector<HostPage>{}, std::vector<DevicePage>{}), stream, {.layers = range}).error().code == ErrorCode::out_of_range);
   }
-  // Nothing to move is legal.
-  CHECK(load(host, device, plan(std::vector<HostPage>{}, std::vector<DevicePage>{}), stream).value().wait().ok());
+  // Nothing to move is legal, whatever is to be checked, and nothing is copied.
+  auto broken = stream_with([](const CopyInfo&) { return Fault::fail(); });
+  for (const bool checked : {false, true}) {
+    const TransferOptions<Host> options{.digest = checked, .seals = checked ? PageSeals::make(host).value() : nullptr};
+    const auto pages = load(host, device, plan(std::vector<HostPage>{}, std::vector<DevicePage>{}), broken, options).value();
+    CHECK(pages.wait().ok());
+    CHECK(pages.moved().empty());
+    CHECK(backup(device, host, plan(std::vector<HostPage>{}, std::vector<DevicePage>{}), broken, options).value().wait().ok());
+    const TransferOptions<Host> of_tokens{.digest = checked};
+    CHECK(load(host, device, plan_tokens(std::vector<HostSlot>{}, std::vector<DeviceSlot>{}), broken, of_tokens).value().wait().ok());
+  }
 }
 
 TEST_CASE("transfer: layers arrive in order, and only those asked for") {
