@@ -198,6 +198,42 @@ TEST_CASE("cuda seals: of a whole bundle, beside digests") {
   CHECK(contains(status.error().message, "seal of entry"));
 }
 
+TEST_CASE("cuda seals: a step that writes behind a load, and reads what a transfer made of that" * doctest::test_suite("held")) {
+  using P = Fp8WithScale<64, 128>;
+  for (const bool changed : {false, true}) {
+    for (const bool step_first : {false, true}) {
+      Trip<P> trip;
+      auto compute = Stream<Cuda>::make({.name = "compute"}).value();
+      auto other = Stream<Cuda>::make({.name = "other"}).value();
+      auto spare = trip.host.allocate(1).value();
+      auto own = trip.device.allocate(1).value();
+      CHECK(trip.out().ok());
+      if (changed) trip.at_host(0, 0, 5) ^= std::byte{1};
+      auto hold = CopyHold::make();
+      const std::atomic<bool> never{false};
+      REQUIRE(trip.stream.launch([&] { (void)hold->hold(never); }).ok());
+      const auto ticket = trip.in();
+      Gate<Cuda> gate;
+      auto step = gate.begin({ticket}, compute).value();
+      {
+        auto keys = step.read(trip.device, EntrySlot(0)).value();
+        auto mine = step.write(trip.device, EntrySlot(0), own).value();
+        CHECK(launch(compute, [](cudaStream_t, auto, auto) {}, keys, mine).ok());
+      }
+      auto copied = backup(trip.device, trip.host, plan(spare, own), other, {.name = "save"});
+      CHECK(step.read(trip.host, EntrySlot(0), spare).ok());
+      hold->release();
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      REQUIRE(copied.ok());
+      // Each asks the others, and all have the same answer whoever is asked first.
+      if (step_first) CHECK(step.status().ok() != changed);
+      CHECK(copied.value().wait(deadline_in(20s)).ok() != changed);
+      CHECK(step.status().ok() != changed);
+      CHECK(trip.host.ledger().readable(spare[0].id()).ok() != changed);
+    }
+  }
+}
+
 TEST_CASE("cuda seals: what has read the pages before the verdict fails with it, and who comes later is refused" * doctest::test_suite("held")) {
   using P = Fp8WithScale<64, 128>;
   Trip<P> trip;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,28 +32,38 @@ class StepFailure {
     std::lock_guard lock(mutex_);
     if (!error_) error_ = std::move(error);
   }
-  /// For what is only found out after it has run: `status` asks `later`, which succeeds for as long as it does not know better.
+  /// For what is only found out after it has run: `status` asks `later`, maybe from several threads at once, which succeeds for as long as it does not
+  /// know better.
   void watch(MoveOnlyFunction<Status()> later) {
     std::lock_guard lock(mutex_);
     later_.push_back(std::move(later));
   }
-  bool watching() const {
+  /// How many are watched so far.
+  std::size_t watched() const {
     std::lock_guard lock(mutex_);
-    return !later_.empty();
+    return later_.size();
+  }
+  /// What the first `n` watched know: all that work depends on which was queued when there were no more. What is watched since may depend on that work.
+  Status known(std::size_t n) const {
+    for (std::size_t i = 0; i < n; ++i) {
+      std::unique_lock lock(mutex_);
+      auto& later = later_[i];
+      lock.unlock();  // events have locks of their own, and may ask this in turn
+      if (Status found = later(); !found.ok()) return found;
+    }
+    return {};
   }
   Status status() const {
+    const Status found = known(watched());
     std::lock_guard lock(mutex_);
-    for (auto& later : later_) {
-      if (error_) break;
-      if (Status found = later(); !found.ok()) error_ = found.error();
-    }
+    if (!error_ && !found.ok()) error_ = found.error();
     return error_ ? Status(*error_) : Status();
   }
 
  private:
   mutable std::mutex mutex_;
   mutable std::optional<Error> error_;
-  mutable std::vector<MoveOnlyFunction<Status()>> later_;
+  mutable std::deque<MoveOnlyFunction<Status()>> later_;  // stay where they are
 };
 
 /// How a wait for a load is queued on a stream; specialised per backend (sync/host.hpp).

@@ -32,8 +32,9 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
     if (status.ok() && !wait.may_fail && wait.event.judged()) judged.push_back(wait.event);
   }
 
-  // With checksums the end of the transfer asks their book, which must not be what the book's own memory waits for.
-  const Event<Cuda> through = digests + sealed > 0 ? Event<Cuda>::make("checksums of " + state->name) : progress.done();
+  // An end that has a verdict asks books and other events: not what memory waits for, which is asked under the lock of all of it.
+  const bool judges = digests + sealed > 0 || !judged.empty();
+  const Event<Cuda> through = judges ? Event<Cuda>::make("work of " + state->name) : progress.done();
   std::shared_ptr<DigestBook> book;
   if (digests > 0) {
     auto made = DigestBook::make(digests, through);
@@ -102,7 +103,7 @@ inline Status TransferEngine<Cuda>::issue(Stream<Cuda>& stream, const std::share
   if (!status.ok()) progress.fail(first_open, status.error());
   if (seals && !status.ok()) (void)last.wait(stream.record("copies of " + state->name));  // those of a layer that failed
   if (Status recorded = last.record(progress.done(), status, verdict(true)); !recorded.ok()) (void)progress.done().complete(recorded);
-  if (book || seals) (void)last.record(through);
+  if (judges) (void)last.record(through);
   if (seals) (void)stream.wait(through);  // what follows on the stream may write the pages
   pieces.clear();
   // The layers of a stream arrive in order.

@@ -548,3 +548,58 @@ TEST_CASE("leases: by page references as by ids") {
   REQUIRE_FALSE(none.ok());
   CHECK(none.error().code == ErrorCode::out_of_range);
 }
+
+TEST_CASE("step failure: no lock is held while what is watched is asked") {
+  detail::StepFailure failure;
+  std::atomic<bool> through{false};
+  std::thread other;
+  failure.watch([&] {
+    if (other.joinable()) return Status();
+    other = std::thread([&] {
+      failure.watch([] { return Status(); });
+      through = true;
+    });
+    const Deadline deadline = deadline_in(10s);
+    while (!through && Clock::now() < deadline) std::this_thread::yield();
+    CHECK(through);
+    return Status();
+  });
+  CHECK(failure.status().ok());
+  other.join();
+}
+
+TEST_CASE("step failure: what is watched may ask, under a lock of its own, what was watched before") {
+  detail::StepFailure failure;
+  std::mutex load;
+  std::mutex lease;
+  std::mutex copy;
+  std::atomic<bool> lost{false};
+  failure.watch([&] {
+    std::lock_guard lock(load);
+    return Status();
+  });
+  // As the verdicts of events ask: the end of a lease, and a copy that waited for it and that the step reads.
+  const auto ask_lease = [&, watched = failure.watched()] {
+    std::lock_guard lock(lease);
+    return failure.known(watched);
+  };
+  const auto ask_copy = [&] {
+    std::lock_guard lock(copy);
+    const Status status = ask_lease();
+    return lost ? Status(Error{ErrorCode::failed, "lost"}) : status;
+  };
+  failure.watch(ask_copy);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 1000; ++round) CHECK((i == 0 ? failure.status() : i == 1 ? ask_copy() : ask_lease()).ok());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  lost = true;
+  CHECK(ask_lease().ok());
+  CHECK(failure.status().error().message == "lost");
+  CHECK(failure.known(1).ok());
+  lost = false;
+  CHECK_FALSE(failure.status().ok());  // for good
+}

@@ -21,13 +21,15 @@ namespace detail {
 template <>
 class LeaseEnd<Cuda> {
  public:
-  /// The lease has gone. `failure`: of the step of a lease that writes; what it learns of its loads later is judged when the kernels have run.
+  /// The lease has gone. `failure`: of the step of a lease that writes; what is yet to be found out of the loads so far is judged when the kernels have run.
   void finish(const Status& outcome, const std::shared_ptr<StepFailure>& failure) {
     if (!event_.valid()) return;
     Status status;
     if (!streams_.empty()) {
       MoveOnlyFunction<Status()> verdict;
-      if (failure && failure->watching()) verdict = [failure] { return failure->status(); };
+      // Of those watched by now: an event's verdict asks none that was recorded after it, so that no two ask each other.
+      const std::size_t watched = failure ? failure->watched() : 0;
+      if (watched > 0) verdict = [failure, watched] { return failure->known(watched); };
       (void)(status = Stream<Cuda>::record_all(event_, streams_, outcome, std::move(verdict)));
     }
     if (streams_.empty() || !status.ok()) (void)event_.complete(status.ok() || status.error().code == ErrorCode::unsupported ? outcome : status);
