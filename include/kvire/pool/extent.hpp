@@ -12,17 +12,17 @@
 KVIRE_NAMESPACE_BEGIN
 
 /// What a piece of work touches of its pages: entry slots of the pools that share the page ids, and there whole pages or single rows. Pools and ledgers
-/// are known by address. Filled before it is shared.
+/// are known by address, and a pool that has gone by none. Filled before it is shared.
 class PageExtent {
  public:
   PageExtent() = default;
   /// Writes one slot of one pool, as a lease does.
   PageExtent(const void* pool, int slot) : pool_(pool), slot_(slot) {}
 
-  /// Says which position each slot of a pool has in the order of the work; -1 for slots that it does not touch. `written_in`: the ledger of the pool
-  /// if its pages are written; null: they are only read.
-  void cover(const void* pool, std::vector<int> position_of_slot, const void* written_in = nullptr) {
-    covers_.push_back({pool, written_in, std::move(position_of_slot)});
+  /// Says which position each slot of a pool has in the order of the work; -1 for slots that it does not touch. `memory`: of the pool. `written_in`: its
+  /// ledger if its pages are written; null: they are only read.
+  void cover(const std::shared_ptr<const void>& memory, std::vector<int> position_of_slot, const void* written_in = nullptr) {
+    covers_.push_back({memory.get(), memory, written_in, std::move(position_of_slot)});
   }
   /// Of what is written, only these rows: page * rows of a page + row, ascending.
   void limit(std::vector<std::int64_t> rows, std::int64_t rows_of_a_page) {
@@ -33,7 +33,7 @@ class PageExtent {
   /// Position of a pool's slot, or -1 if the work does not touch it.
   int position(const void* pool, int slot) const {
     for (const Cover& cover : covers_) {
-      if (cover.pool == pool && slot >= 0 && static_cast<std::size_t>(slot) < cover.position_of_slot.size()) {
+      if (cover.pool == pool && !cover.memory.expired() && slot >= 0 && static_cast<std::size_t>(slot) < cover.position_of_slot.size()) {
         return cover.position_of_slot[static_cast<std::size_t>(slot)];
       }
     }
@@ -64,6 +64,7 @@ class PageExtent {
  private:
   struct Cover {
     const void* pool;
+    std::weak_ptr<const void> memory;  // work may be known for longer than its pools, and a later pool lie at the same address
     const void* written_in;
     std::vector<int> position_of_slot;
   };

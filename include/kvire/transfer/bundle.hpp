@@ -198,8 +198,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
       Engine::template pages<P>(piece, pool_access::view(destination, slot), pool_access::const_view(source, slot), entry_ids, digest);
       builder.add(std::move(piece));
     }
-    builder.progress().extent().cover(pool_access::memory(source).get(), slot_positions);
-    builder.progress().extent().cover(pool_access::memory(destination).get(), slot_positions, destination.ledger().identity());
+    builder.progress().extent().cover(pool_access::memory(source), slot_positions);
+    builder.progress().extent().cover(pool_access::memory(destination), slot_positions, destination.ledger().identity());
   });
   if (!status.ok()) return status.error();
   return Result<PreparedTransfer<Backend>>(builder.finish());

@@ -48,9 +48,8 @@ class PageSeals {
   /// The seals of a layer of one of the pools that they were made for; empty for any other.
   template <class P, class Backend>
   LayerSeals of(const PagePool<P, Backend, HostSide>& pool, EntrySlot slot) {
-    const void* const memory = pool_access::memory(pool).get();
     for (Part& part : parts_) {
-      if (part.memory != memory || slot.value < 0 || slot.value >= part.slots) continue;
+      if (part.memory.lock() != pool_access::memory(pool) || slot.value < 0 || slot.value >= part.slots) continue;
       const auto pages = static_cast<std::size_t>(part.pages);
       return {std::span(&part.seals[slot.value * part.pages], pages), detail::digest_key(part.key, slot.value)};
     }
@@ -65,7 +64,7 @@ class PageSeals {
 
  private:
   struct Part {
-    const void* memory;
+    std::weak_ptr<const void> memory;  // a later pool may lie at the same address
     std::int64_t slots;
     std::int64_t pages;
     std::uint64_t key;
@@ -77,7 +76,7 @@ class PageSeals {
     if (pool.layers() == 0) return {};
     auto table = detail::Table<std::uint64_t>::make(std::int64_t{pool.layers()} * pool.pages());
     if (!table.ok()) return Error{table.error().code, "seals of pool " + pool.name() + ": " + table.error().message};
-    parts_.push_back({pool_access::memory(pool).get(), pool.layers(), pool.pages(), fingerprint64<P> + static_cast<std::uint64_t>(entry), std::move(table).value()});
+    parts_.push_back({pool_access::memory(pool), pool.layers(), pool.pages(), fingerprint64<P> + static_cast<std::uint64_t>(entry), std::move(table).value()});
     return {};
   }
 

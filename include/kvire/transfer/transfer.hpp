@@ -201,8 +201,8 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     builder.add(std::move(piece));
   }
   const auto positions = positions_of(labels.value(), from.layers());
-  builder.progress().extent().cover(pool_access::memory(from).get(), positions);
-  builder.progress().extent().cover(pool_access::memory(to).get(), positions, to.ledger().identity());
+  builder.progress().extent().cover(pool_access::memory(from), positions);
+  builder.progress().extent().cover(pool_access::memory(to), positions, to.ledger().identity());
   return Result<PreparedTransfer<Backend>>(builder.finish());
 }
 

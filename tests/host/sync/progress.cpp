@@ -119,14 +119,18 @@ TEST_CASE("progress: dropped without being issued wakes and fails every waiter")
 
 TEST_CASE("progress: each pool's slots have their own positions") {
   auto progress = progress_of(3);
-  int a = 0;
-  int b = 0;
-  progress->extent().cover(&a, {0, 1, 2});
-  progress->extent().cover(&b, {-1, 2});
-  CHECK(progress->position(&a, 1) == 1);
-  CHECK(progress->position(&b, 0) == -1);
-  CHECK(progress->position(&b, 1) == 2);
-  CHECK(progress->position(&b, 2) == -1);
-  CHECK(progress->position(&b, -1) == -1);
+  auto a = std::make_shared<int>();
+  auto b = std::make_shared<int>();
+  progress->extent().cover(a, {0, 1, 2});
+  progress->extent().cover(b, {-1, 2});
+  CHECK(progress->position(a.get(), 1) == 1);
+  CHECK(progress->position(b.get(), 0) == -1);
+  CHECK(progress->position(b.get(), 1) == 2);
+  CHECK(progress->position(b.get(), 2) == -1);
+  CHECK(progress->position(b.get(), -1) == -1);
   CHECK(progress->position(nullptr, 0) == -1);
+  // Another pool may get the address of one that has gone.
+  const void* const address = a.get();
+  a.reset();
+  CHECK(progress->position(address, 1) == -1);
 }

@@ -138,6 +138,15 @@ TEST_CASE("seals: pages that nobody sealed, seals of another pool, token plans a
   CHECK(trip.host.free_pages() == 5);
 }
 
+TEST_CASE("seals: of a pool that has gone are of no later one, wherever that lies") {
+  auto device = DevicePool<P, Host>::make({.layers = 1, .pages = 4}).value();
+  auto seals = PageSeals::make(mirror_of(device, 2).value()).value();
+  for (int i = 0; i < 20; ++i) {
+    auto later = mirror_of(device, 4).value();
+    CHECK(seals->of(later, EntrySlot(0)).of_page.empty());
+  }
+}
+
 namespace {
 struct Schedule {
   static constexpr int layers = 2;
