@@ -134,4 +134,13 @@ void bad(Device<Keys>& device, const Pairs& pairs, Stream<Host>& stream) { (void
 void bad(HostBundlePool<Both, Host>& host, DeviceBundlePool<Both, Host>& device, const BundlePlan<Both>& plan, Stream<Host>& stream) {
   (void)load(device, host, plan, stream);
 }
+#elif KVIRE_FAIL == 26  // expect: transfer.not-a-plan
+// Two lists where one plan is meant.
+void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<HostPage>& from, const std::vector<DevicePage>& to, Stream<Host>& stream) {
+  (void)load(host, device, from, to, stream);
+}
+#elif KVIRE_FAIL == 27  // expect: transfer.not-a-plan
+void bad(Mirror<Keys>& host, Device<Keys>& device, const std::vector<int>& from, const std::vector<int>& to, Stream<Host>& stream) {
+  (void)backup(device, host, from, to, stream, {.name = "out"});
+}
 #endif

@@ -64,7 +64,7 @@ class BundlePlan {
 
   template <class... Spaces>
   explicit BundlePlan(Spaces... named) {
-    static_assert(require_every_space<typename Spaces::space...>());
+    require_every_space<typename Spaces::space...>();
     (take(std::move(named)), ...);
   }
 
@@ -84,11 +84,10 @@ class BundlePlan {
   static constexpr int times = (static_cast<int>(std::is_same_v<Space, Named>) + ... + 0);
 
   template <class... Named>
-  static constexpr bool require_every_space() {
+  static constexpr void require_every_space() {
     (index<Named>(), ...);
     constexpr int named = sizeof...(Named);
     (void)sizeof(rule::PlanSpaces<Bundle, Bundle::space_count, named, named == Bundle::space_count && (true && ... && (times<Named, Named...> == 1))>);
-    return true;
   }
 
   template <class Space>
@@ -99,10 +98,10 @@ class BundlePlan {
   template <class Space, class A, class B>
   void take(SpacePlan<Space, A, B> named) {
     auto& p = named.pages;
-    static_assert(detail::require_sides<A, B, First, Second>());
+    detail::require_sides<A, B, First, Second>();
     if constexpr (detail::source_is_first<A, B, First, Second>) {
       spaces_[index<Space>()] = std::move(p);
-    } else if constexpr (std::is_same_v<A, Second> && std::is_same_v<B, First>) {
+    } else if constexpr (detail::sides_fit<A, B, First, Second>) {
       spaces_[index<Space>()] = {std::move(p.second), std::move(p.first), std::move(p.second_generation), std::move(p.first_generation),
                                  std::move(p.second_ledger), std::move(p.first_ledger)};
     }
@@ -115,35 +114,40 @@ class BundlePlan {
 
 namespace detail {
 
-template <class From, class To, class Plan>
-constexpr bool require_bundle_transfer() {
-  (void)sizeof(rule::TransferBundle<typename From::bundle, typename To::bundle, typename Plan::bundle,
-                                    std::is_same_v<typename From::bundle, typename To::bundle> &&
-                                        std::is_same_v<typename From::bundle, typename Plan::bundle>>);
-  (void)sizeof(rule::TransferBackend<typename From::backend, typename To::backend, std::is_same_v<typename From::backend, typename To::backend>>);
-  return true;
-}
-
 template <class T>
 inline constexpr bool is_bundle_plan = false;
 template <class Bundle, class First, class Second>
 inline constexpr bool is_bundle_plan<BundlePlan<Bundle, First, Second>> = true;
 
-template <class First, class Second, class Plan>
-constexpr bool require_whole_bundle() {
-  (void)sizeof(rule::TransferWhole<First, Second, is_bundle_pool<First> && is_bundle_pool<Second> && is_bundle_plan<Plan>>);
-  return true;
+/// Whether such a plan moves a bundle between two bundle pools.
+template <class From, class To, class Plan>
+inline constexpr bool bundle_transfers = [] {
+  if constexpr (is_bundle_plan<Plan>) {
+    return std::is_same_v<typename From::bundle, typename To::bundle> && std::is_same_v<typename From::bundle, typename Plan::bundle> && same_backend<From, To> &&
+           sides_fit<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
+  } else {
+    return false;
+  }
+}();
+/// Refuses it, in words, if not.
+template <class From, class To, class Plan>
+constexpr void require_bundle_transfer() {
+  (void)sizeof(rule::TransferWhole<From, To, is_bundle_plan<Plan>>);
+  if constexpr (is_bundle_plan<Plan>) {
+    constexpr bool same = std::is_same_v<typename From::bundle, typename To::bundle> && std::is_same_v<typename From::bundle, typename Plan::bundle>;
+    (void)sizeof(rule::TransferBundle<typename From::bundle, typename To::bundle, typename Plan::bundle, same>);
+    require_backend<From, To>();
+    require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
+  }
 }
 
 /// All entries of a bundle, layer by layer of the model: whatever a layer owns arrives before its event.
 template <class From, class To, class Plan>
 Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                                 const TransferOptions<typename From::backend>& options) {
-  static_assert(require_bundle_transfer<From, To, Plan>());
   using Bundle = typename From::bundle;
   using Backend = typename From::backend;
   using Engine = TransferEngine<Backend>;
-  static_assert(require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>());
   constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
   if (from.layers() != to.layers()) {
     return Error{ErrorCode::mismatch, "bundle pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) +
@@ -211,14 +215,26 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
 template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan,
                                          const TransferOptions<B>& options = {}) {
-  static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, HostSide>, BundlePool<Bundle2, C, DeviceSide>, Plan>());
-  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(host, device, plan, CopyDirection::host_to_device, options);
+  using From = BundlePool<Bundle, B, HostSide>;
+  using To = BundlePool<Bundle2, C, DeviceSide>;
+  detail::require_bundle_transfer<From, To, Plan>();
+  if constexpr (detail::bundle_transfers<From, To, Plan>) {
+    return detail::prepare_bundle(host, device, plan, CopyDirection::host_to_device, options);
+  } else {
+    return Error();
+  }
 }
 template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_backup(const BundlePool<Bundle, B, DeviceSide>& device, BundlePool<Bundle2, C, HostSide>& host, const Plan& plan,
                                            const TransferOptions<B>& options = {}) {
-  static_assert(detail::require_whole_bundle<BundlePool<Bundle, B, DeviceSide>, BundlePool<Bundle2, C, HostSide>, Plan>());
-  if constexpr (detail::is_bundle_plan<Plan>) return detail::prepare_bundle(device, host, plan, CopyDirection::device_to_host, options);
+  using From = BundlePool<Bundle, B, DeviceSide>;
+  using To = BundlePool<Bundle2, C, HostSide>;
+  detail::require_bundle_transfer<From, To, Plan>();
+  if constexpr (detail::bundle_transfers<From, To, Plan>) {
+    return detail::prepare_bundle(device, host, plan, CopyDirection::device_to_host, options);
+  } else {
+    return Error();
+  }
 }
 template <class Bundle, class Bundle2, class B, class C, class Plan>
 Result<Ticket<B>> load(const BundlePool<Bundle, B, HostSide>& host, BundlePool<Bundle2, C, DeviceSide>& device, const Plan& plan, Stream<B>& stream,

@@ -45,31 +45,35 @@ Status launch_migrate_pages(Stream<Cuda>& stream, const PageList& list, Uploaded
 
 /// `migrate` of the CUDA backend: decoded and encoded by a kernel while the pages cross the link, to the bytes of the host's. From a host to a device
 /// pool or back; between two device pools as well. Otherwise as the host's.
-template <class P, class Q, class Side, class OtherSide, class First, class Second>
-Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
-                                               const PagePlan<First, Second>& plan,
+template <class P, class Q, class OtherBackend, class Side, class OtherSide, class Plan>
+Result<PreparedTransfer<Cuda>> prepare_migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, OtherBackend, OtherSide>& to, const Plan& plan,
                                                const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
-  static_assert(detail::require_migrate<P, Q>());
-  if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
-  constexpr auto direction = detail::direction_between<PagePool<P, Cuda, Side>, PagePool<Q, Cuda, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
-    const auto n = static_cast<std::int64_t>(ids->to.size());
-    piece.count.engine = Engine::sm_kernel;
-    piece.count.pages = n;
-    piece.count.tokens = n * Q::tokens_per_page;
-    piece.count.bytes = n * Q::used_bytes;
-    const auto source = pool_access::const_view(from, slot);
-    const auto target = pool_access::view(to, slot);
-    piece.list = {target.base, source.base, target.page_stride, source.page_stride, target.pages, source.pages, Q::page_bytes};
-    piece.pages = std::move(ids);
-    piece.launch_migrate = &detail::launch_migrate_pages<P, Q>;
-    piece.row = row;
-    return {};
-  });
+  using From = PagePool<P, Cuda, Side>;
+  using To = PagePool<Q, OtherBackend, OtherSide>;
+  detail::require_migrate_pools<From, To, Plan>();
+  if constexpr (detail::migrates<From, To, Plan>) {
+    if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
+    constexpr auto direction = detail::direction_between<From, To>();
+    return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
+      const auto n = static_cast<std::int64_t>(ids->to.size());
+      piece.count.engine = Engine::sm_kernel;
+      piece.count.pages = n;
+      piece.count.tokens = n * Q::tokens_per_page;
+      piece.count.bytes = n * Q::used_bytes;
+      const auto source = pool_access::const_view(from, slot);
+      const auto target = pool_access::view(to, slot);
+      piece.list = {target.base, source.base, target.page_stride, source.page_stride, target.pages, source.pages, Q::page_bytes};
+      piece.pages = std::move(ids);
+      piece.launch_migrate = &detail::launch_migrate_pages<P, Q>;
+      piece.row = row;
+      return {};
+    });
+  } else {
+    return Error();
+  }
 }
-template <class P, class Q, class Side, class OtherSide, class First, class Second>
-Result<Ticket<Cuda>> migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, Cuda, OtherSide>& to,
-                             const PagePlan<First, Second>& plan, Stream<Cuda>& stream,
+template <class P, class Q, class OtherBackend, class Side, class OtherSide, class Plan>
+Result<Ticket<Cuda>> migrate(const PagePool<P, Cuda, Side>& from, PagePool<Q, OtherBackend, OtherSide>& to, const Plan& plan, Stream<Cuda>& stream,
                              const TransferOptions<Cuda>& options = {}, const RowOptions& row = {}) {
   return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
 }

@@ -23,12 +23,33 @@ struct MigrateContent {
 
 namespace detail {
 
+/// Refuses two policies between which no number could keep its place and meaning.
 template <class From, class To>
 constexpr bool require_migrate() {
   (void)sizeof(rule::MigrateShape<From, To, From::dim, To::dim, From::tokens_per_page, To::tokens_per_page,
                                   From::dim == To::dim && From::tokens_per_page == To::tokens_per_page>);
   (void)sizeof(rule::MigrateContent<From, To, equal_text(From::Content::text, To::Content::text)>);
   return true;
+}
+
+/// Whether pages of one pool migrate to the other by such a plan.
+template <class From, class To, class Plan>
+inline constexpr bool migrates = [] {
+  using P = typename From::policy;
+  using Q = typename To::policy;
+  if constexpr (plan_fits<From, To, Plan>) {
+    return same_backend<From, To> && P::dim == Q::dim && P::tokens_per_page == Q::tokens_per_page && Plan::granularity == Granularity::page;
+  } else {
+    return false;
+  }
+}();
+/// Refuses it, in words, if not.
+template <class From, class To, class Plan>
+constexpr void require_migrate_pools() {
+  require_migrate<typename From::policy, typename To::policy>();
+  require_backend<From, To>();
+  require_plan<From, To, Plan>();
+  if constexpr (is_plan<Plan>) (void)sizeof(rule::MigratePlan<Plan, Plan::granularity == Granularity::page>);
 }
 
 template <class From, class To, HostTag Backend>
@@ -61,30 +82,46 @@ constexpr CopyDirection direction_between() {
 ///
 /// Error: what has arrived differs from what `from` decodes to by at most error_bound<To, role>(row) of each element's field in `To`
 /// (codec/error_bound.hpp), and `from` itself by error_bound<From, role>() from what was once stored. Padding of the page is left alone.
-template <class P, class Q, HostTag Backend, class Side, class OtherSide, class First, class Second>
-Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
-                                               const PagePlan<First, Second>& plan,
-                                               const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
-  static_assert(detail::require_migrate<P, Q>());
-  if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
-  constexpr auto direction = detail::direction_between<PagePool<P, Backend, Side>, PagePool<Q, Backend, OtherSide>>();
-  return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
-    const auto n = static_cast<std::int64_t>(ids->to.size());
-    piece.count.engine = Engine::host_codec;
-    piece.count.pages = n;
-    piece.count.tokens = n * Q::tokens_per_page;
-    piece.count.bytes = n * Q::used_bytes;
-    piece.move = [destination = pool_access::view(to, slot), source = pool_access::const_view(from, slot), ids, row](bool) {
-      detail::migrate_pages<P, Q>(destination, source, *ids, row);
-    };
-    return {};
-  });
+template <class P, class Q, HostTag Backend, class OtherBackend, class Side, class OtherSide, class Plan>
+Result<PreparedTransfer<Backend>> prepare_migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, OtherBackend, OtherSide>& to, const Plan& plan,
+                                                  const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
+  using From = PagePool<P, Backend, Side>;
+  using To = PagePool<Q, OtherBackend, OtherSide>;
+  detail::require_migrate_pools<From, To, Plan>();
+  if constexpr (detail::migrates<From, To, Plan>) {
+    if (options.digest || options.seals) return Error{ErrorCode::unsupported, "migrate '" + options.name + "': the checksums of two layouts cannot agree"};
+    constexpr auto direction = detail::direction_between<From, To>();
+    return detail::prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t) -> Status {
+      const auto n = static_cast<std::int64_t>(ids->to.size());
+      piece.count.engine = Engine::host_codec;
+      piece.count.pages = n;
+      piece.count.tokens = n * Q::tokens_per_page;
+      piece.count.bytes = n * Q::used_bytes;
+      piece.move = [destination = pool_access::view(to, slot), source = pool_access::const_view(from, slot), ids, row](bool) {
+        detail::migrate_pages<P, Q>(destination, source, *ids, row);
+      };
+      return {};
+    });
+  } else {
+    return Error();
+  }
 }
-template <class P, class Q, HostTag Backend, class Side, class OtherSide, class First, class Second>
-Result<Ticket<Backend>> migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, Backend, OtherSide>& to,
-                             const PagePlan<First, Second>& plan, Stream<Backend>& stream,
-                             const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
+template <class P, class Q, HostTag Backend, class OtherBackend, class Side, class OtherSide, class Plan>
+Result<Ticket<Backend>> migrate(const PagePool<P, Backend, Side>& from, PagePool<Q, OtherBackend, OtherSide>& to, const Plan& plan, Stream<Backend>& stream,
+                                const TransferOptions<Backend>& options = {}, const RowOptions& row = {}) {
   return detail::issue(prepare_migrate(from, to, plan, options, row), stream);
+}
+
+/// Refused with a reason: anything else, and two lists where one plan is meant. Of CUDA pools what is accepted is in migrate.cuh.
+template <class From, class To, class Plan, class S>
+Result<Ticket<Host>> migrate(const From&, const To&, const Plan&, const S&, const TransferOptions<Host>& = {}, const RowOptions& = {}) {
+  (void)sizeof(rule::TransferPools<From, To, Plan, S, !std::is_same_v<From, From>>);
+  return Error();
+}
+template <class From, class To, class First, class Second, class B>
+Result<Ticket<B>> migrate(const From&, const To&, const First&, const Second&, Stream<B>&, const TransferOptions<B>& = {}, const RowOptions& = {}) {
+  (void)sizeof(rule::TransferPlan<std::pair<First, Second>, !std::is_same_v<First, First>>);
+  return Error();
 }
 
 KVIRE_NAMESPACE_END

@@ -165,19 +165,33 @@ template <class First, class Second>
 inline constexpr bool is_plan<PagePlan<First, Second>> = true;
 template <class First, class Second>
 inline constexpr bool is_plan<TokenPlan<First, Second>> = true;
-template <class Plan>
-constexpr bool require_plan() {
-  (void)sizeof(rule::TransferPlan<Plan, is_plan<Plan>>);
-  return true;
-}
 
 /// Whether the source is the first side of a plan between pools with ids of these types.
 template <class First, class Second, class From, class To>
 inline constexpr bool source_is_first = std::is_same_v<First, From> && std::is_same_v<Second, To>;
+/// Whether a plan pairs ids of the two sides, in either order.
 template <class First, class Second, class From, class To>
-constexpr bool require_sides() {
-  (void)sizeof(rule::PlanSides<First, Second, From, To, source_is_first<First, Second, From, To> || source_is_first<Second, First, From, To>>);
-  return true;
+inline constexpr bool sides_fit = source_is_first<First, Second, From, To> || source_is_first<Second, First, From, To>;
+/// Whether a plan of pages or tokens can be used between two pools.
+template <class From, class To, class Plan>
+inline constexpr bool plan_fits = [] {
+  if constexpr (is_plan<Plan>) {
+    return sides_fit<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
+  } else {
+    return false;
+  }
+}();
+
+// What refuses is a statement of its own, ahead of an `if constexpr` that asks the same without words: to clang++ a function in which a rule has been
+// broken is no constant any more, and what follows from that would be printed as well.
+template <class First, class Second, class From, class To>
+constexpr void require_sides() {
+  (void)sizeof(rule::PlanSides<First, Second, From, To, sides_fit<First, Second, From, To>>);
+}
+template <class From, class To, class Plan>
+constexpr void require_plan() {
+  (void)sizeof(rule::TransferPlan<Plan, is_plan<Plan>>);
+  if constexpr (is_plan<Plan>) require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>();
 }
 
 /// One side of a plan of pages, as it stands there.

@@ -21,14 +21,20 @@ struct PlanLists {
 template <class Plan, bool IsPlan>
 struct TransferPlan {
   static_assert(IsPlan,
-                "kvire [transfer.not-a-plan]: a transfer between two pools takes a plan of pages or of tokens. A list of ids alone would not say where each page goes. "
+                "kvire [transfer.not-a-plan]: a transfer between two pools takes one plan, of pages or of tokens. A list of ids alone would not say where each page goes. "
                 "Fix: make one with plan(from, to) or plan_tokens(from, to), or move bundle pools by a BundlePlan.");
+};
+template <class Plan, bool Pages>
+struct MigratePlan {
+  static_assert(Pages,
+                "kvire [transfer.migrate-pages]: migrate takes a plan of whole pages. Token slots taken for page ids would name pages that nobody meant. Fix: make the plan of pages "
+                "with plan(from, to), or move the tokens by a load or backup with plan_tokens, and migrate their pages.");
 };
 template <class From, class To, class Plan, class Stream, bool Match>
 struct TransferPools {
   static_assert(Match,
-                "kvire [transfer.pools]: load takes a host pool, a device pool, a plan and a stream of their backend, backup the device pool first. The other way round, what is to "
-                "be saved would be overwritten. Fix: put the source first, or take pools and streams out of their Results with value(), the destination not const.");
+                "kvire [transfer.pools]: load takes a host pool, a device pool, a plan and a stream of their backend, backup the device pool first, migrate any two. In the wrong order, "
+                "what is to be saved would be overwritten. Fix: put the source first, or take pools and streams out of Results with value(), the destination not const.");
 };
 }  // namespace rule
 

@@ -2,35 +2,12 @@
 #pragma once
 
 #include <kvire/pool/pool.hpp>
+#include <kvire/transfer/fits.hpp>
 #include <kvire/transfer/prepared.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 
-namespace rule {
-template <class From, class To, kstd::int64_t FromPageBytes, kstd::int64_t ToPageBytes, int FirstDifferentSection, bool Same>
-struct TransferPolicy {
-  static_assert(Same,
-                "kvire [transfer.same-policy]: a transfer connects pools of one layout. Bytes copied into another size or order of sections read as other numbers. "
-                "Fix: make the host pool with mirror_of(device pool), or convert on purpose with migrate(from, to, plan, stream).");
-};
-template <class From, class To, bool Same>
-struct TransferBackend {
-  static_assert(Same,
-                "kvire [transfer.same-backend]: both pools of a transfer and its stream belong to one backend. Nothing could order the copies of two. "
-                "Fix: make both pools with the same backend argument, or go through a host pool of the device's backend.");
-};
-}  // namespace rule
-
 namespace detail {
-
-/// Refuses pools whose pages differ; the message carries both policies, their page bytes and the first section that differs.
-template <class From, class To>
-constexpr bool require_transfer() {
-  using A = typename From::policy;
-  using B = typename To::policy;
-  (void)sizeof(rule::TransferPolicy<A, B, A::page_bytes, B::page_bytes, first_difference<A, B>(), same_layout<A, B>>);
-  return true;
-}
 
 /// "pool a, pool b: 3 host pages against 2 device pages".
 template <class First, class Second>
@@ -165,7 +142,6 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
                                                                const TransferOptions<typename From::backend>& options, Fill fill) {
   using P = typename From::policy;
   using Backend = typename From::backend;
-  (void)sizeof(rule::TransferBackend<Backend, typename To::backend, std::is_same_v<Backend, typename To::backend>>);
   if (from.layers() != to.layers()) {
     return Error{ErrorCode::mismatch, "pools " + from.name() + " and " + to.name() + ": " + std::to_string(from.layers()) + " layers against " +
                                           std::to_string(to.layers())};
@@ -178,7 +154,6 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     }
   }
   TransferBuilder<Backend> builder(options, labels.value());
-  static_assert(require_sides<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>());
   constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
   auto ids = [&] {
     if constexpr (Plan::granularity == Granularity::page) {
@@ -209,7 +184,6 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
 template <class From, class To, class Plan>
 Result<PreparedTransfer<typename From::backend>> prepare(const From& from, To& to, const Plan& plan, CopyDirection direction,
                                                          const TransferOptions<typename From::backend>& options) {
-  static_assert(require_transfer<From, To>());
   using P = typename From::policy;
   using Engine = TransferEngine<typename From::backend>;
   return prepare_pools(from, to, plan, direction, options, [&](auto& piece, EntrySlot slot, auto ids, std::uint64_t digest) -> Status {
@@ -242,15 +216,27 @@ Result<Ticket<Backend>> issue(Result<PreparedTransfer<Backend>> prepared, Stream
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_load(const PagePool<P, B, HostSide>& host, PagePool<Q, C, DeviceSide>& device, const Plan& plan,
                                          const TransferOptions<B>& options = {}) {
-  static_assert(detail::require_plan<Plan>());
-  if constexpr (detail::is_plan<Plan>) return detail::prepare(host, device, plan, CopyDirection::host_to_device, options);
+  using From = PagePool<P, B, HostSide>;
+  using To = PagePool<Q, C, DeviceSide>;
+  detail::require_transfer<From, To, Plan>();
+  if constexpr (detail::transfers<From, To, Plan>) {
+    return detail::prepare(host, device, plan, CopyDirection::host_to_device, options);
+  } else {
+    return Error();
+  }
 }
 /// The same from the device to the host.
 template <class P, class Q, class B, class C, class Plan>
 Result<PreparedTransfer<B>> prepare_backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C, HostSide>& host, const Plan& plan,
                                            const TransferOptions<B>& options = {}) {
-  static_assert(detail::require_plan<Plan>());
-  if constexpr (detail::is_plan<Plan>) return detail::prepare(device, host, plan, CopyDirection::device_to_host, options);
+  using From = PagePool<P, B, DeviceSide>;
+  using To = PagePool<Q, C, HostSide>;
+  detail::require_transfer<From, To, Plan>();
+  if constexpr (detail::transfers<From, To, Plan>) {
+    return detail::prepare(device, host, plan, CopyDirection::device_to_host, options);
+  } else {
+    return Error();
+  }
 }
 
 /// Queues the copy of pages or tokens from the host to the device, layer by layer with an event behind each. Returns at once; see
@@ -268,7 +254,7 @@ Result<Ticket<B>> backup(const PagePool<P, B, DeviceSide>& device, PagePool<Q, C
   return detail::issue(prepare_backup(device, host, plan, options), stream);
 }
 
-/// Refused with a reason: anything else.
+/// Refused with a reason: anything else, and two lists where one plan is meant.
 template <class From, class To, class Plan, class S>
 Result<Ticket<Host>> load(const From&, const To&, const Plan&, const S&, const TransferOptions<Host>& = {}) {
   (void)sizeof(rule::TransferPools<From, To, Plan, S, !std::is_same_v<From, From>>);
@@ -277,6 +263,16 @@ Result<Ticket<Host>> load(const From&, const To&, const Plan&, const S&, const T
 template <class From, class To, class Plan, class S>
 Result<Ticket<Host>> backup(const From&, const To&, const Plan&, const S&, const TransferOptions<Host>& = {}) {
   (void)sizeof(rule::TransferPools<From, To, Plan, S, !std::is_same_v<From, From>>);
+  return Error();
+}
+template <class From, class To, class First, class Second, class B>
+Result<Ticket<B>> load(const From&, const To&, const First&, const Second&, Stream<B>&, const TransferOptions<B>& = {}) {
+  (void)sizeof(rule::TransferPlan<std::pair<First, Second>, !std::is_same_v<First, First>>);
+  return Error();
+}
+template <class From, class To, class First, class Second, class B>
+Result<Ticket<B>> backup(const From&, const To&, const First&, const Second&, Stream<B>&, const TransferOptions<B>& = {}) {
+  (void)sizeof(rule::TransferPlan<std::pair<First, Second>, !std::is_same_v<First, First>>);
   return Error();
 }
 
