@@ -60,11 +60,12 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
   /// The longest usable prefix of `tokens`, held, and on the device or on its way there: pages of slower tiers are loaded in one transfer. Shorter
-  /// where the device has no room (after evicting, and waiting for pages that are leaving until `room_limit`). A request that must compute
+  /// where the device has no room (after evicting, and waiting, up to `room_limit` in all, for pages that are leaving). A request that must compute
   /// its last token passes all but that one. Empty, and refused by whatever it is passed to, for a number that is no root of this cache.
   Held acquire(std::int32_t root, std::span<const TokenId> tokens) {
     if (!this->cache_.is_root(root)) return {};
     const std::int64_t begin = detail::steady_ns();
+    const Deadline deadline = this->room_deadline();
     this->poll();
     const std::int64_t page = this->cache_.shape().page_tokens;
     auto wanted = tokens;
@@ -77,7 +78,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       path_.resize(static_cast<std::size_t>(match.pages));
       this->cache_.path(match.node, path_);
       this->note_sources(path_);
-      if (const std::int64_t usable = bring(reason); usable < match.pages) {
+      if (const std::int64_t usable = bring(reason, deadline); usable < match.pages) {
         wanted = wanted.first(static_cast<std::size_t>(usable * page));
         continue;
       }
@@ -144,9 +145,10 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   /// Goes on from the longest tail behind a held prefix that `tokens`, the request's tokens behind it, continue through. Its pages are put into `pages` and
   /// are the request's alone, to be written: those that the device has, or copies that are loaded from the host (`held.loads` has one load more then; if it
   /// fails, the tail stays where it was). Returns its raw tokens, also added to `held.tokens`; 0, and nothing changes, if no tail is known, or what is
-  /// known is not on the device or the host, or finds no room. A copy on a slower tier stays for others who come this way, as the first to go there.
+  /// known is not on the device or the host, or finds no room (as in `acquire`). A copy on a slower tier stays for others who come this way, as the first to go there.
   /// O(tokens of a page).
   std::int64_t resume(Held& held, std::span<const TokenId> tokens, Pages& pages) {
+    const Deadline deadline = this->room_deadline();
     this->poll();
     const std::int32_t at = held.prefix.node();
     bool missed = false;
@@ -158,7 +160,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       missed = true;
       const bool here = this->cache_.has(tail, 0, CacheTier::device);
       if (!here && !this->cache_.has(tail, 0, CacheTier::host)) continue;
-      if (here ? !this->cache_.resume(tail, pages) : !load_tail(tail, held, pages)) break;
+      if (here ? !this->cache_.resume(tail, pages) : !load_tail(tail, held, pages, deadline)) break;
       ++this->counters_.resumed_tails;
       ++this->counters_.resumed_tails_on[here ? 0 : 1];
       this->counters_.resumed_tokens += static_cast<std::int64_t>(size);
@@ -173,7 +175,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   template <class Space>
   Result<PageRef<DevicePage>> allocate() {
     constexpr int space = Bundle::template space_index<Space>();
-    if (auto page = this->device_page(space)) return page;
+    if (auto page = this->device_page(space, this->room_deadline())) return page;
     return Error{ErrorCode::exhausted, this->options_.name + ": no page of space " + Space::name + " can be had: all that the device has are in use"};
   }
 
@@ -239,11 +241,11 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       : Base(std::move(cache), pools, options, std::move(seals), files) {}
 
   // Pages of the request's own for a tail that the host has, and the load that fills them; false if one is not to be had, or the load not issued.
-  bool load_tail(std::int32_t tail, Held& held, Pages& pages) {
+  bool load_tail(std::int32_t tail, Held& held, Pages& pages, Deadline deadline) {
     auto kept = this->cache_.acquire(tail);  // finding room must not give up what is to be loaded
     Pages own;
     for (int s = 0; s < spaces; ++s) {
-      if (!(own[static_cast<std::size_t>(s)] = this->device_page(s))) return false;
+      if (!(own[static_cast<std::size_t>(s)] = this->device_page(s, deadline))) return false;
     }
     if (!Base::load_tail(std::move(kept), own).ok()) return false;
     held.loads.emplace_back(this->last_ticket());
@@ -253,13 +255,13 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
   // Starts the load of what `path_` lacks on the device. Returns the pages that are usable: fewer than all, with nothing started, if one has no page to go to.
-  std::int64_t bring(CacheMiss& reason) {
+  std::int64_t bring(CacheMiss& reason, Deadline deadline) {
     detail::TierPages pages;
     // Finding room takes note of copies that have ended, and one of them may have been the load of a page that was passed as on its way: once more,
     // until nothing is missing.
     for (std::size_t before = 0;; before = pages.size()) {
       for (std::size_t i = 0; i < path_.size(); ++i) {
-        if (ask_for(i, pages, reason)) continue;
+        if (ask_for(i, pages, reason, deadline)) continue;
         for (const auto& [node, space] : pages) this->cache_.arrived(node, space, CacheTier::device, false);
         return static_cast<std::int64_t>(i);
       }
@@ -272,13 +274,13 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     return this->load(std::move(pages)).ok() ? static_cast<std::int64_t>(path_.size()) : whole;
   }
   // Device pages for what the i-th page of the path lacks there; false if they, or the bytes for them, are not to be had.
-  bool ask_for(std::size_t i, detail::TierPages& pages, CacheMiss& reason) {
+  bool ask_for(std::size_t i, detail::TierPages& pages, CacheMiss& reason, Deadline deadline) {
     const std::int32_t node = path_[i];
     for (int s = 0; s < spaces; ++s) {
       if (!this->cache_.needed(s, static_cast<std::int64_t>(path_.size() - 1 - i)) || this->cache_.device(node, s)) continue;
       const bool on_host = this->cache_.has(node, s, CacheTier::host);
       reason = on_host ? CacheMiss::no_room : CacheMiss::not_there_yet;
-      auto page = on_host ? this->device_page(s) : PageRef<DevicePage>();
+      auto page = on_host ? this->device_page(s, deadline) : PageRef<DevicePage>();
       if (!page) return false;
       this->cache_.arrive(node, s, std::move(page));
       pages.push_back({node, s});

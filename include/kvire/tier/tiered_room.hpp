@@ -18,10 +18,12 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
  protected:
   using Base::Base;
 
-  // A device page; empty if none can go, or none has gone until `room_limit`.
-  PageRef<DevicePage> device_page(int space) {
+  // When a call that begins now gives up waiting for room.
+  Deadline room_deadline() const { return deadline_in(this->options_.room_limit); }
+
+  // A device page; empty if none can go, or none has gone until the deadline.
+  PageRef<DevicePage> device_page(int space, Deadline deadline) {
     auto& ledger = ledger_of(*this->pools_.device, space);
-    const Deadline deadline = deadline_in(this->options_.room_limit);
     for (;;) {
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
       this->poll();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <kvire/preset/deepseek_v4.hpp>
 #include <kvire/tier/tiered_budget.hpp>
@@ -324,4 +326,32 @@ TEST_CASE("tiered cache: a page that nothing has written is given up instead of 
   CHECK(held.tokens == page);
   CHECK(rig.read(held).ok());
   CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a request waits for room as long as it may, once, whatever it tries") {
+  auto s = sizes(5, 12);
+  s.options.room_limit = 500ms;
+  Rig rig(s);
+  CHECK(rig.run(text(1, 4)).ok());
+  rig.cache().make_room(5);
+  CHECK(rig.cache().finish());
+  const auto held = rig.cache().acquire(rig.root(), text(1, 4));
+  CHECK(rig.read(held).ok());
+  CHECK(rig.run(text(2, 1)).ok());
+  const auto gate = CopyHold::make();
+  rig.store_faults().set([gate](const CopyInfo&) { return Fault::hold(gate); });
+  rig.cache().make_room(1);
+  REQUIRE(gate->wait_reached(deadline_in(10s)));
+  const auto one = rig.cache().allocate<space::Window>(), two = rig.cache().allocate<space::Window>();
+  REQUIRE(two.ok());
+  // Three pages need a window page that is only on the host, and so does one.
+  std::vector<CacheEvent> waits;
+  rig.cache().trace([&](const CacheEvent& e) {
+    if (e.work == CacheWork::wait) waits.push_back(e);
+  });
+  CHECK(rig.cache().acquire(rig.root(), text(1, 3)).tokens == 0);
+  CHECK(waits.size() == 2);
+  CHECK(std::count_if(waits.begin(), waits.end(), [](const CacheEvent& e) { return e.end_ns - e.begin_ns > 250'000'000; }) == 1);
+  gate->release();
+  CHECK(rig.cache().finish());
 }
