@@ -70,7 +70,7 @@ class UringIo {
   Result<std::vector<FileInfo>> list(const std::string& folder) const { return PosixIo().list(folder); }
   Result<std::shared_ptr<void>> lock(const std::string& folder) const { return PosixIo().lock(folder); }
 
- private:
+ protected:  // for tests, which hand it files that refuse
   struct Ring {
     ~Ring() {
       if (open) io_uring_queue_exit(&ring);
@@ -150,16 +150,17 @@ class UringIo {
         Piece& p = pieces[index];
         if (result > 0) p.moved += result;
         if (result < 0 && result != -EINTR && result != -EAGAIN) p.error = -result;
-        // An end of file that is not aligned is refused: the system's cache serves it.
-        if (p.error == EINVAL && !write) finish_slowly(p);
+        if (p.error == EINVAL) finish_slowly(p, write);
         if (result != 0 && p.error == 0 && p.moved < p.bytes) waiting.push_back(index);
       }
     }
   }
 
-  static void finish_slowly(Piece& p) {
+  // What is refused around the system's cache goes through it.
+  static void finish_slowly(Piece& p, bool write) {
     const bool ok = detail::move_all(p.file, p.bytes, p.moved, [&](std::int64_t at) {
-      return ::pread(p.file, p.data + at, static_cast<std::size_t>(p.bytes - at), p.offset + at);
+      const auto rest = static_cast<std::size_t>(p.bytes - at);
+      return write ? ::pwrite(p.file, p.data + at, rest, p.offset + at) : ::pread(p.file, p.data + at, rest, p.offset + at);
     });
     p.error = ok ? 0 : errno;
     p.bytes = p.moved;

@@ -123,8 +123,8 @@ inline FileHandle open_file(const std::string& path, int flags, bool direct) {
   return FileHandle(::open(path.c_str(), flags | O_CLOEXEC, 0644));
 }
 
-/// Calls move(offset) until `bytes` have moved or it returns 0; true unless it fails. Where the end of a file is not aligned, the rest goes
-/// through the system's cache.
+/// Calls move(offset) until `bytes` have moved or it returns 0; true unless it fails. What cannot go around the system's cache
+/// (an end of file that is not aligned, writes finer than the file system's blocks) goes through it.
 template <class Move>
 bool move_all(int file, std::int64_t bytes, std::int64_t& moved, Move&& move) {
   while (moved < bytes) {
