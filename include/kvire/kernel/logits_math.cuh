@@ -36,6 +36,17 @@ KVIRE_DEVICE KVIRE_INLINE float relu_max(float x) {
   return d;
 }
 
+/// The same number, of which nothing is computed before this point: what rare code needs of it would be kept in registers.
+KVIRE_DEVICE KVIRE_INLINE int here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+/// NaN becomes -inf and is counted, without a branch.
+KVIRE_DEVICE KVIRE_INLINE void replace_nan(float& logit, unsigned& nans) {
+  asm("{\n.reg .pred p;\nsetp.nan.f32 p, %1, %1;\n@p add.u32 %0, %0, 1;\nmax.f32 %1, %1, 0fFF800000;\n}" : "+r"(nans), "+f"(logit));
+}
+
 KVIRE_DEVICE KVIRE_INLINE void store_logit(float* to, float x) { *to = x; }
 /// As bf16, to nearest, ties to even; x is no NaN.
 KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x) {

@@ -38,6 +38,11 @@ KVIRE_DEVICE KVIRE_INLINE void multiply(float (&d)[4], const kstd::uint32_t (&a)
   }
 }
 
+/// Two weights that follow each other in shared memory.
+KVIRE_DEVICE KVIRE_INLINE void load_weight_pair(float (&w)[2], kstd::uint32_t at) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(w[0]), "=f"(w[1]) : "r"(at) : "memory");
+}
+
 /// Four e4m3 codes as two pairs of f16; exact, NaN stays NaN.
 KVIRE_DEVICE KVIRE_INLINE void f16_from_e4m3(kstd::uint32_t codes, kstd::uint32_t& low, kstd::uint32_t& high) {
 #if KVIRE_SM89_UP
@@ -127,38 +132,38 @@ struct RawKeys {
   kstd::uint32_t scale[2];  // fp8: of the token this lane finishes, in [0]; fp4: the block's of each row
 };
 
+/// Leaves the lane's part as it was where there is no page: no query token sees those keys.
 template <class P, class Plan>
-KVIRE_DEVICE KVIRE_INLINE void load_raw(RawKeys<Plan>& k, const LogitsArguments& a, int id, int token, int lane) {
-  const int g = lane / 4, c = lane % 4;
-  k.scale[0] = k.scale[1] = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < Plan::raw; ++i) k.word[half][i] = 0;
-  }
+KVIRE_DEVICE KVIRE_INLINE void load_raw(RawKeys<Plan>& k, const LogitsArguments& a, int id, unsigned token, int lane) {
   if (id < 0) return;
-  const kstd::byte* page = a.pages + a.page_stride * id;
+  const unsigned g = static_cast<unsigned>(lane) / 4, c = static_cast<unsigned>(lane) % 4;
+  const kstd::byte* page = a.pages + a.page_stride * static_cast<unsigned>(id);
+  const kstd::byte* key = page + ((token + g) * Plan::key_row + c * (Plan::raw == 2 ? 8 : 16));  // one address, the rest are constant distances
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const kstd::byte* row = page + (token + half * 8 + g) * Plan::key_row;
+    const kstd::byte* row = key + half * 8 * Plan::key_row;
     if constexpr (Plan::raw == 2) {
-      asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(k.word[half][0]), "=r"(k.word[half][1]) : "l"(row + c * 8));
+      asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(k.word[half][0]), "=r"(k.word[half][1]) : "l"(row));
     } else {
 #pragma unroll
       for (int i = 0; i < Plan::raw / 4; ++i) {
-        const Words4 v = ptx::load_global4(row + (c + 4 * i) * 16);
+        const Words4 v = ptx::load_global4(row + 64 * i);
         k.word[half][4 * i] = v.x;
         k.word[half][4 * i + 1] = v.y;
         k.word[half][4 * i + 2] = v.z;
         k.word[half][4 * i + 3] = v.w;
       }
     }
-    if constexpr (Plan::fp4) {
-      k.scale[half] = static_cast<kstd::uint32_t>(__ldg(reinterpret_cast<const unsigned char*>(page + P::template offset<role::Scale>(token + half * 8 + g)) + c * Plan::blocks / 4));
-    }
   }
-  if constexpr (Plan::scaled && !Plan::fp4) {
-    k.scale[0] = __ldg(reinterpret_cast<const unsigned*>(page + P::template offset<role::Scale>(token + g + c % 2 * 8)));
+  if constexpr (Plan::scaled) {
+    const kstd::byte* scales = page + P::template offset<role::Scale>(0);
+    if constexpr (Plan::fp4) {
+      const kstd::byte* scale = scales + ((token + g) * Plan::scale_row + c * Plan::blocks / 4);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) k.scale[half] = static_cast<kstd::uint32_t>(__ldg(reinterpret_cast<const unsigned char*>(scale + half * 8 * Plan::scale_row)));
+    } else {
+      k.scale[0] = __ldg(reinterpret_cast<const unsigned*>(scales + (token + g + c % 2 * 8) * Plan::scale_row));
+    }
   }
 }
 

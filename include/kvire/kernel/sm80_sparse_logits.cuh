@@ -33,6 +33,7 @@ struct LogitsPlan : sm90::LogitsPlan<P, Query, Heads, NextN, sm90::LogitsShape<2
   static constexpr int weights_at = fragments;
   static constexpr int visible_at = weights_at + NextN * Heads * 4;
   static constexpr int shared_bytes = visible_at + (NextN + 3) / 4 * 16;
+  static_assert(require_tuning<LogitsPlan, Tiles == 1 || Tiles == 2>());
   static_assert(require_tuning<LogitsPlan, !Base::interleaved && (Base::fp4 || Base::fp8 == (Base::key == Element::e4m3))>());
 };
 
@@ -102,6 +103,63 @@ struct Cursor {
   }
 };
 
+/// Weighted relu sums of query token `q` over the heads that this lane has, for rows g and g + 8 of each tile in `keys`; two heads of each eight.
+///
+/// 16 heads at a time: products of several tiles and heads hide each other's latency, and the sums of one group stand among the products of the next.
+template <class Plan, int Heads>
+KVIRE_DEVICE KVIRE_INLINE void head_sums(float (&low)[Plan::tiles], float (&high)[Plan::tiles], const kstd::uint32_t (&keys)[Plan::tiles][Plan::steps][4],
+                                         kstd::uint32_t shared, int q, int lane) {
+  constexpr int groups = Heads / 16, pairs = 2 * Plan::tiles, parts = Plan::steps / 2;
+  const kstd::uint32_t queries = shared + (q * (Heads / 8) * parts * 32 + lane) * 16;
+  const kstd::uint32_t weights = shared + Plan::weights_at + (q * Heads + lane % 4 * 2) * 4;
+  float sum[Plan::tiles][4] = {};
+  float d[2][pairs][4];  // of this group of heads and of the last one: tile i, 8 heads m at m * tiles + i
+  float w[2][2][2];
+#pragma unroll
+  for (int n = 0; n <= groups; ++n) {
+    float(&products)[pairs][4] = d[n % 2];
+    if (n < groups) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) load_weight_pair(w[n % 2][m], weights + (2 * n + m) * 32);
+#pragma unroll
+      for (int p = 0; p < pairs; ++p) products[p][0] = products[p][1] = products[p][2] = products[p][3] = 0;
+    }
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      if (n < groups) {
+        Words4 b[2];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) b[m] = ptx::load_shared4(queries + ((2 * n + m) * parts + part) * 512);
+#pragma unroll
+        for (int i = 0; i < Plan::tiles; ++i) {
+#pragma unroll
+          for (int m = 0; m < 2; ++m) multiply<Plan>(products[m * Plan::tiles + i], keys[i][2 * part], b[m].x, b[m].y);
+        }
+#pragma unroll
+        for (int i = 0; i < Plan::tiles; ++i) {
+#pragma unroll
+          for (int m = 0; m < 2; ++m) multiply<Plan>(products[m * Plan::tiles + i], keys[i][2 * part + 1], b[m].z, b[m].w);
+        }
+      }
+      if (n > 0) {
+#pragma unroll
+        for (int p = part * pairs / parts; p < (part + 1) * pairs / parts; ++p) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& s = sum[p % Plan::tiles][e];
+            s = sm90::detail::fma_exact(sm90::detail::twice_relu(d[(n + 1) % 2][p][e]), w[(n + 1) % 2][p / Plan::tiles][e % 2], s);
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Plan::tiles; ++i) {
+    low[i] = sm90::detail::add_exact(sum[i][0], sum[i][1]);
+    high[i] = sm90::detail::add_exact(sum[i][2], sum[i][3]);
+  }
+}
+
 }  // namespace detail
 
 /// Grid: any number of CTAs; block: 128 threads; dynamic shared memory: Plan::shared_bytes.
@@ -117,20 +175,24 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
   const sm90::detail::Share share = sm90::detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
   detail::Cursor<Plan> cursor(a, lane, share, warp);
 
-  detail::RawKeys<Plan> raw[Plan::tiles];
+  detail::RawKeys<Plan> raw[Plan::tiles] = {};
   detail::Step<Plan> step = cursor.step(warp);
   const auto load = [&] {
 #pragma unroll
-    for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, step.id[i], static_cast<int>(step.position[i] % Plan::tokens), lane);
+    for (int i = 0; i < Plan::tiles; ++i) detail::load_raw<P, Plan>(raw[i], a, step.id[i], step.position[i] % Plan::tokens, lane);
   };
   load();
   int held = -1;  // the row whose queries are in shared memory
+  char* out = nullptr;  // its scores
+  const int shift = a.bf16 ? 1 : 2;
+  unsigned nans = 0;  // logits that this lane finished and that were NaN
   while (step.tiles > 0) {
     if (step.row != held) {
       __syncthreads();
-      detail::load_row<Plan, Heads>(a, step.row, shared, thread);
+      detail::load_row<Plan, Heads>(a, step.row, shared, sm90::detail::here(thread));
       __syncthreads();
       held = step.row;
+      out = static_cast<char*>(a.logits) + (static_cast<kstd::int64_t>(held) * NextN * a.logits_stride << shift);
     }
     kstd::uint32_t keys[Plan::tiles][Plan::steps][4];
     float factor[Plan::tiles];
@@ -141,61 +203,34 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
     if (step.tiles > 0) load();
 #pragma unroll 1
     for (int q = 0; q < NextN; ++q) {
-      float low[Plan::tiles][2] = {}, high[Plan::tiles][2] = {};
-#pragma unroll 1
-      for (int n = 0; n < Heads / 8; n += 2) {  // 16 heads at a time: products of several tiles and heads hide each other's latency
-        float d[2][Plan::tiles][4] = {};
-#pragma unroll
-        for (int j = 0; j < Plan::steps; j += 2) {
-          detail::Words4 b[2];
-#pragma unroll
-          for (int m = 0; m < 2; ++m) b[m] = ptx::load_shared4(shared + (((q * (Heads / 8) + n + m) * (Plan::steps / 2) + j / 2) * 32 + lane) * 16);
-#pragma unroll
-          for (int i = 0; i < Plan::tiles; ++i) {
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              detail::multiply<Plan>(d[m][i], keys[i][j], b[m].x, b[m].y);
-            }
-          }
-#pragma unroll
-          for (int i = 0; i < Plan::tiles; ++i) {
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-              detail::multiply<Plan>(d[m][i], keys[i][j + 1], b[m].z, b[m].w);
-            }
-          }
-        }
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          float w0, w1;
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(w0), "=f"(w1) : "r"(shared + Plan::weights_at + (q * Heads + (n + m) * 8 + 2 * c) * 4) : "memory");
-#pragma unroll
-          for (int i = 0; i < Plan::tiles; ++i) {
-            low[i][0] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][0]), w0, low[i][0]);
-            low[i][1] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][1]), w1, low[i][1]);
-            high[i][0] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][2]), w0, high[i][0]);
-            high[i][1] = sm90::detail::fma_exact(sm90::detail::twice_relu(d[m][i][3]), w1, high[i][1]);
-          }
-        }
-      }
+      float low[Plan::tiles], high[Plan::tiles];  // of a quarter of the heads, for the keys of rows g and g + 8
+      detail::head_sums<Plan, Heads>(low, high, keys, shared, q, lane);
       const int visible = static_cast<int>(ptx::load_shared(shared + Plan::visible_at + q * 4));
-#pragma unroll
-      for (int i = 0; i < Plan::tiles; ++i) {
-        const float l = sm90::detail::add_exact(low[i][0], low[i][1]), h = sm90::detail::add_exact(high[i][0], high[i][1]);
-        float sum = sm90::detail::add_exact(c % 2 != 0 ? h : l, __shfl_xor_sync(~0U, c % 2 != 0 ? l : h, 1));
-        sum = sm90::detail::add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
-        const int mine = at.token + i * tile_tokens + local;
-        if (c >= 2 || i >= at.tiles || mine >= (sm90::detail::listed<Plan>(a) ? sm90::detail::listed_scores<Plan>(a) : visible)) continue;
-        float logit = Plan::scaled ? sm90::detail::mul_exact(sum, factor[i]) : sum;
-        if (at.position[i] + local % 16 >= static_cast<unsigned>(visible)) logit = -__int_as_float(0x7F800000);
-        if (logit != logit) {
-          logit = -__int_as_float(0x7F800000);
-          if (a.nan_logits != nullptr) atomicAdd(a.nan_logits, 1ULL);
-        }
-        sm90::detail::store_score<Plan>(a, (static_cast<kstd::int64_t>(held) * NextN + q) * a.logits_stride + mine, logit);
+      // Of a quad, lanes with c of 0 and 1 finish the first tile and the others, if there is one, the second.
+      const int mine = Plan::tiles == 2 ? c / 2 : 0;
+      float l = low[0], h = high[0];
+      if constexpr (Plan::tiles == 2) {
+        l = sm90::detail::add_exact(mine == 0 ? l : low[1], __shfl_xor_sync(~0U, mine == 0 ? low[1] : l, 2));
+        h = sm90::detail::add_exact(mine == 0 ? h : high[1], __shfl_xor_sync(~0U, mine == 0 ? high[1] : h, 2));
+      }
+      float logit = sm90::detail::add_exact(c % 2 != 0 ? h : l, __shfl_xor_sync(~0U, c % 2 != 0 ? l : h, 1));
+      if constexpr (Plan::tiles == 1) logit = sm90::detail::add_exact(logit, __shfl_xor_sync(~0U, logit, 2));
+      const int token = at.token + mine * tile_tokens + local;
+      const bool writes = mine < at.tiles && (Plan::tiles == 2 || c < 2) && token < (sm90::detail::listed<Plan>(a) ? sm90::detail::listed_scores<Plan>(a) : visible);
+      if constexpr (Plan::scaled) logit = sm90::detail::mul_exact(logit, Plan::tiles == 2 && mine != 0 ? factor[Plan::tiles - 1] : factor[0]);
+      const unsigned position = Plan::tiles == 2 && mine != 0 ? at.position[Plan::tiles - 1] : at.position[0];
+      if (!writes || position + local % 16 >= static_cast<unsigned>(visible)) logit = -__int_as_float(0x7F800000);
+      sm90::detail::replace_nan(logit, nans);
+      char* to = out + (q * a.logits_stride << shift);
+      if (!writes) continue;
+      if (a.bf16) {
+        sm90::detail::store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit);
+      } else {
+        sm90::detail::store_logit(reinterpret_cast<float*>(to) + token, logit);
       }
     }
   }
+  if (nans != 0 && a.nan_logits != nullptr) atomicAdd(a.nan_logits, static_cast<unsigned long long>(nans));
 #else
   (void)a;
   __trap();

@@ -257,8 +257,7 @@ struct Consumer {
     if constexpr (Plan::swizzled && !resident) sum = mul_exact(0.5F, sum);  // of 2 relu
     float logit = Plan::scaled ? mul_exact(sum, scale) : sum;
     if (!there) logit = -__int_as_float(0x7F800000);
-    // NaN is counted, and -inf from here on, without a branch.
-    asm("{\n.reg .pred p;\nsetp.nan.f32 p, %1, %1;\n@p add.u32 %0, %0, 1;\nmax.f32 %1, %1, 0fFF800000;\n}" : "+r"(nans), "+f"(logit));
+    replace_nan(logit, nans);
     if constexpr (Shape::candidates) {
       if (mine() && token < seen) kept.put(token_of(product), token, there ? logit : float_of(nan_bits));
       return;
