@@ -174,6 +174,7 @@ inline std::optional<RecordProblem> read_record_header(const std::byte* in, std:
   }
   header.key.space = r.text(space_bytes);
   header.shape.description = r.text(description_bytes);
+  if (Status ok = check_key(header.key); !ok.ok()) return problem(RecordFault::damaged_header, ok.error().message);
   RecordShape placed = header.shape;
   placed.place(header.key);
   if (placed.sections != header.shape.sections || placed.header_bytes(header.key) != bytes || max_of(bytes, placed.record_bytes()) != record_bytes) {

@@ -150,6 +150,8 @@ TEST_CASE("file record: a sealed header that lies is refused all the same") {
   CHECK(forged(72, 2, 4) == RecordFault::layout);
   CHECK(forged(40, 1, 8) == RecordFault::key);
   CHECK(forged(56, 17, 8) == RecordFault::key);
+  CHECK(forged(56, 0x7FFFFFFFFFFFFFFFu, 8) == RecordFault::damaged_header);             // an end beyond 2^63
+  CHECK(forged(64, 0, 8) == RecordFault::damaged_header);
 }
 
 TEST_CASE("file record: what it is asked for decides") {
