@@ -82,6 +82,33 @@ TEST_CASE("cuda event: by hand, with a known failure, on several streams" * doct
   CHECK(clean());
 }
 
+TEST_CASE("cuda event: of several streams, of which some capture" * doctest::test_suite("held")) {
+  auto a = Stream<Cuda>::make({.name = "a"}).value();
+  auto b = Stream<Cuda>::make({.name = "b"}).value();
+  auto c = Stream<Cuda>::make({.name = "c"}).value();
+  for (const bool capturing_first : {false, true}) {
+    auto gate = CopyHold::make();
+    CHECK(hold_stream(a, gate).ok());
+    REQUIRE(cudaStreamBeginCapture(b.native(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    Stream<Cuda> streams[] = {capturing_first ? b.share() : a.share(), capturing_first ? a.share() : b.share(), c.share()};
+    auto joint = Event<Cuda>::make("joint");
+    CHECK(Stream<Cuda>::record_all(joint, streams).ok());
+    CHECK(joint.query() == EventState::pending);
+    Stream<Cuda> captured[] = {b.share()};
+    auto none = Event<Cuda>::make("none");
+    CHECK(Stream<Cuda>::record_all(none, captured).error().code == ErrorCode::unsupported);
+    CHECK(none.query() == EventState::unrecorded);
+    CHECK(none.complete());
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(b.native(), &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(joint.query() == EventState::pending);
+    gate->release();
+    CHECK(joint.wait(deadline_in(10s)).ok());
+  }
+  CHECK(clean());
+}
+
 TEST_CASE("cuda stream: adopted, destroyed under its work, capturing" * doctest::test_suite("held")) {
   cudaStream_t native = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking) == cudaSuccess);

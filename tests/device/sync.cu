@@ -16,6 +16,7 @@ using kvire_test::clean;
 using kvire_test::contains;
 using kvire_test::fill_page;
 using kvire_test::has_page;
+using kvire_test::hold_stream;
 using kvire_test::holding_stream;
 using kvire_test::MirroredPages;
 
@@ -112,5 +113,44 @@ TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a w
   const auto shared = page[0];
   CHECK(step.write(device, EntrySlot(0), pages).error().code == ErrorCode::busy);
   CHECK(compute.synchronize(deadline_in(10s)).ok());
+  CHECK(clean());
+}
+
+TEST_CASE("cuda leases: one of two streams captures, and the pages are held for the other" * doctest::test_suite("held")) {
+  auto a = Stream<Cuda>::make({.name = "a"}).value();
+  auto b = Stream<Cuda>::make({.name = "b"}).value();
+  auto device = DevicePool<Keys, Cuda>::make({.pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto saved = host.allocate(1).value();
+  Gate<Cuda> gate;
+  for (const bool capturing_first : {false, true}) {
+    auto page = device.allocate(1).value();
+    const std::vector<DevicePage> pages{page[0].id()};
+    auto hold = CopyHold::make();
+    CHECK(hold_stream(a, hold).ok());
+    {
+      auto lease = gate.begin({}, a).value().write(device, EntrySlot(0), pages).value();
+      const auto write = [&](Stream<Cuda>& stream) {
+        CHECK(launch(stream, [&](cudaStream_t s, auto view) { write_page<<<1, 256, 0, s>>>(view, pages[0].value, 0x44); }, lease).ok());
+      };
+      if (!capturing_first) write(a);
+      REQUIRE(cudaStreamBeginCapture(b.native(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+      write(b);
+      if (capturing_first) write(a);
+    }
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(b.native(), &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    auto ticket = backup(device, host, plan(saved, page), b, {.name = "save"});
+    page.clear();
+    CHECK(device.draining_pages() == 1);
+    hold->release();
+    REQUIRE(ticket.ok());
+    CHECK(ticket.value().wait(deadline_in(10s)).ok());
+    CHECK(kvire_test::page_bytes(host, saved[0].id(), 0) == std::vector<std::byte>(static_cast<std::size_t>(Keys::page_bytes), std::byte{0x44}));
+    { const auto gone = std::move(ticket).value(); }
+    CHECK(a.synchronize(deadline_in(10s)).ok());
+    CHECK(device.draining_pages() == 0);
+  }
   CHECK(clean());
 }

@@ -99,7 +99,7 @@ class PageMover {
     ~State() {
       Status status;
       if (!streams.empty()) (void)(status = Stream<Cuda>::record_all(done, streams));
-      if (streams.empty() || !status.ok()) (void)done.complete();
+      if (streams.empty() || !status.ok()) (void)done.complete(status.ok() || status.error().code == ErrorCode::unsupported ? Status() : status);
     }
   };
   PageMover() = default;

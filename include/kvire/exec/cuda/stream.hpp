@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -104,18 +104,28 @@ class Stream<Cuda> {
   /// Errors: duplicate, if it was recorded or completed before; unsupported, on a capturing stream (what is captured has not run, and an event
   /// of a graph cannot be asked); those of the runtime.
   Status record(const Event<Cuda>& event, const Status& known = {}, MoveOnlyFunction<Status()> verdict = {}) {
-    return mark(event, true, true, known, std::move(verdict));
+    return record_all(event, std::span(this, 1), known, std::move(verdict));
   }
 
-  /// Makes an event stand for the work queued so far on several streams of one device. `known`, `verdict` and errors as for one.
+  /// Makes an event stand for the work queued so far on several streams of one device, but for those that capture. `known`, `verdict` and errors as for
+  /// one; unsupported, if all of them capture. Errors of the runtime fail the event instead once it stands for some of the streams: when their work has ended.
   template <class Streams>
-  static Status record_all(const Event<Cuda>& event, Streams& streams, const Status& known = {}, MoveOnlyFunction<Status()> verdict = {}) {
-    const std::size_t n = std::size(streams);
-    std::size_t i = 0;
+  static Status record_all(const Event<Cuda>& event, Streams&& streams, const Status& known = {}, MoveOnlyFunction<Status()> verdict = {}) {
+    if (!event.valid()) return Error{ErrorCode::duplicate, "an empty event cannot be recorded"};
+    auto& state = *event.state_;
+    std::lock_guard lock(state.mutex);
+    if (state.state.load(std::memory_order_acquire) != EventState::unrecorded) return Error{ErrorCode::duplicate, "event '" + event.label() + "' was recorded before"};
+    Status captured;
+    Status failed;
     for (Stream& stream : streams) {
-      ++i;
-      if (Status status = stream.mark(event, i == 1, i == n, known, i == n ? std::move(verdict) : MoveOnlyFunction<Status()>()); !status.ok()) return status;
+      Status status = stream.mark(state);
+      if (!status.ok()) (void)((status.error().code == ErrorCode::unsupported ? captured : failed) = std::move(status));
     }
+    if (state.marks.empty()) return failed.ok() ? captured : failed;
+    if (const Status& error = known.ok() ? failed : known; !error.ok()) state.error = error.error();
+    state.verdict = std::move(verdict);
+    state.state.store(EventState::pending, std::memory_order_release);
+    state.changed.notify_all();
     return {};
   }
 
@@ -205,30 +215,19 @@ class Stream<Cuda> {
     return Result<Stream>(Stream(std::move(state)));
   }
 
-  Status mark(const Event<Cuda>& event, bool first, bool last, const Status& known, MoveOnlyFunction<Status()> verdict = {}) {
-    if (!event.valid()) return Error{ErrorCode::duplicate, "stream '" + name() + "': an empty event cannot be recorded"};
+  // What is queued so far, into an event that is locked and unrecorded. `unsupported` only where it captures.
+  Status mark(Event<Cuda>::State& state) {
     if (capturing()) {
-      return Error{ErrorCode::unsupported, "stream '" + name() + "' is capturing: event '" + event.label() + "' would stand for work that has not run"};
-    }
-    auto& state = *event.state_;
-    std::lock_guard lock(state.mutex);
-    if (first && state.state.load(std::memory_order_acquire) != EventState::unrecorded) {
-      return Error{ErrorCode::duplicate, "stream '" + name() + "': event '" + event.label() + "' was recorded before"};
+      return Error{ErrorCode::unsupported, "stream '" + name() + "' is capturing: event '" + state.label + "' would stand for work that has not run"};
     }
     auto native_event = detail::EventCache::get().take(device());
     if (!native_event.ok()) return native_event.error();
     if (const cudaError_t e = cudaEventRecord(native_event.value(), native()); e != cudaSuccess) {
       detail::EventCache::get().give(device(), native_event.value());
-      return error(e, "recording event '" + event.label() + "'");
+      return error(e, "recording event '" + state.label + "'");
     }
     state.device.store(device(), std::memory_order_release);
     state.marks.push_back(native_event.value());
-    if (!known.ok() && !state.error) state.error = known.error();
-    if (verdict) state.verdict = std::move(verdict);
-    if (last) {
-      state.state.store(EventState::pending, std::memory_order_release);
-      state.changed.notify_all();
-    }
     return {};
   }
 

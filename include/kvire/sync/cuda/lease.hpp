@@ -16,7 +16,7 @@ KVIRE_NAMESPACE_BEGIN
 namespace detail {
 
 /// When the last copy of a lease goes, everything queued with it is queued: an event is recorded there, and transfers of its pages wait for that.
-/// Until then they are refused as busy. On a stream that captures there is nothing to record: the lease ends with the capture, and who replays the
+/// Until then they are refused as busy. On a stream that captures there is nothing to record: the lease ends with its work elsewhere, and who replays the
 /// graph orders it with transfers (a step begun before each replay waits for its loads; `after` of a backup takes an event recorded behind it).
 template <>
 class LeaseEnd<Cuda> {
