@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <thread>
+
 #include <kvire/layout/policies.hpp>
 #include <kvire/pool/cuda/verify.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
@@ -62,6 +64,42 @@ TEST_CASE("pinned memory: a chunk that cannot be registered takes the earlier on
   CHECK(huge.error().code == ErrorCode::exhausted);
   CHECK(contains(huge.error().message, "1125899906842624 bytes wanted"));
   CHECK(contains(huge.error().message, "available"));
+  CHECK(clean());
+}
+
+TEST_CASE("cuda pools: memory is had and given back while another thread captures") {
+  auto captured = Stream<Cuda>::make({.name = "captured"}).value();
+  REQUIRE(cudaStreamBeginCapture(captured.native(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  std::byte* on_device = nullptr;
+  std::byte* pinned = nullptr;
+  std::thread([&] {
+    DeviceMemory device_memory;
+    PinnedMemory pinned_memory;
+    const auto had = device_memory.allocate(1 << 20, 256);
+    const auto had_pinned = pinned_memory.allocate(1 << 20, 256);
+    CHECK(had.ok());
+    CHECK(had_pinned.ok());
+    if (had.ok()) device_memory.deallocate(on_device = had.value(), 1 << 20, 256);
+    if (had_pinned.ok()) pinned_memory.deallocate(pinned = had_pinned.value(), 1 << 20, 256);
+    auto stream = Stream<Cuda>::make();
+    CHECK(stream.ok());
+    if (stream.ok()) CHECK(stream.value().idle());
+    auto pool = DevicePool<Keys, Cuda>::make({.pages = 4, .fill_on_free = 0xDD});
+    CHECK(pool.ok());
+    if (!pool.ok()) return;
+    CHECK(mirror_of(pool.value(), 4).ok());
+    const auto page = pool.value().allocate().value();
+    CHECK(verify_padding(pool.value(), page.id()).ok());
+  }).join();
+  CHECK(captured.capturing());
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(captured.native(), &graph) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  // Given back in truth.
+  cudaPointerAttributes attributes{};
+  CHECK(cudaPointerGetAttributes(&attributes, on_device) == cudaSuccess);
+  CHECK(attributes.type == cudaMemoryTypeUnregistered);
+  CHECK_FALSE(device_address(HostAddress{pinned}, "test").ok());
   CHECK(clean());
 }
 

@@ -43,7 +43,7 @@ class DeviceScope {
   int before_ = -1;
 };
 
-/// Lets the thread ask about events and allocate while another stream of the process is being captured.
+/// Lets the thread ask about events, streams and kernels, make and free memory while another stream of the process is being captured.
 class RelaxedCapture {
  public:
   RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -40,6 +40,7 @@ class Stream<Cuda> {
       return Error{ErrorCode::out_of_range, "stream '" + options.name + "': device " + std::to_string(options.device) + " is not below " + std::to_string(devices)};
     }
     detail::DeviceScope scope(options.device);
+    detail::RelaxedCapture relaxed;
     cudaStream_t native = nullptr;
     if (const cudaError_t e = cudaStreamCreateWithPriority(&native, cudaStreamNonBlocking, options.priority); e != cudaSuccess) {
       return detail::cuda_error(e, "stream '" + options.name + "' on device " + std::to_string(options.device));
@@ -166,6 +167,7 @@ class Stream<Cuda> {
 
   /// True if nothing is queued or running.
   bool idle() const {
+    detail::RelaxedCapture relaxed;
     const cudaError_t e = cudaStreamQuery(native());
     if (e != cudaSuccess && cudaPeekAtLastError() == e) (void)cudaGetLastError();
     return e == cudaSuccess;
@@ -199,6 +201,7 @@ class Stream<Cuda> {
     std::mutex mutex;
     std::shared_ptr<State> companion;
     ~State() {
+      detail::RelaxedCapture relaxed;
       if (owned) (void)cudaStreamDestroy(native);  // its work runs on
     }
   };

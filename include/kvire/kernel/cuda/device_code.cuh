@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include <kvire/base/config.hpp>
+#include <kvire/exec/cuda/error.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 namespace detail {
@@ -37,6 +37,7 @@ inline DeviceCode ask_device_code(int device) {
   int major = 0;
   int minor = 0;
   cudaFuncAttributes attributes{};
+  RelaxedCapture relaxed;
   const bool known = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
                      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
                      cudaFuncGetAttributes(&attributes, sm90a_probe_kernel<bytes>) == cudaSuccess;

@@ -25,6 +25,7 @@ class DeviceMemory {
     auto device = device_ >= 0 ? Result<int>(device_) : current_device();
     if (!device.ok()) return device.error();
     detail::DeviceScope scope(device.value());
+    detail::RelaxedCapture relaxed;
     void* p = nullptr;
     if (const cudaError_t e = cudaMalloc(&p, static_cast<std::size_t>(bytes)); e != cudaSuccess) {
       const Error error = detail::cuda_error(e, name());
@@ -38,6 +39,7 @@ class DeviceMemory {
   }
 
   void deallocate(std::byte* p, std::int64_t, std::int64_t) {
+    detail::RelaxedCapture relaxed;
     if (const cudaError_t e = cudaFree(p); e != cudaSuccess) (void)detail::cuda_error(e, name());
   }
 

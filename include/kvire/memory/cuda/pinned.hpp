@@ -49,6 +49,7 @@ class PinnedMemory {
         *reinterpret_cast<volatile unsigned char*>(p + at) = 0;
       }
     });
+    detail::RelaxedCapture relaxed;
     std::int64_t done = 0;
     std::int64_t offset_on_device = 0;
     for (int chunk = 0; done < bytes; ++chunk) {
@@ -75,6 +76,7 @@ class PinnedMemory {
   }
 
   void deallocate(std::byte* p, std::int64_t bytes, std::int64_t alignment) {
+    detail::RelaxedCapture relaxed;
     unpin_chunks(p, bytes);
     HugePageMemory().deallocate(p, bytes, alignment);
   }

@@ -14,6 +14,7 @@ namespace detail {
 template <class P, class F>
 Status each_layer(const DevicePool<P, Cuda>& pool, DevicePage page, F f) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(P::page_bytes));
+  RelaxedCapture relaxed;
   for (int layer = 0; layer < pool.layers(); ++layer) {
     const auto view = pool_access::const_view(pool, EntrySlot(layer));
     if (const cudaError_t e = cudaMemcpy(bytes.data(), view.page(page.value), bytes.size(), cudaMemcpyDeviceToHost); e != cudaSuccess) {
