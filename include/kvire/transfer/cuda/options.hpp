@@ -29,7 +29,7 @@ struct EngineOptions<Cuda> {
   EngineChoice choice = EngineChoice::automatic;
   int blocks = 0;            ///< multiprocessors that a kernel may use; 0: what the link needs and no more (4 for pages, 8 for tokens and for backups of pages below 8 KiB)
   Pace pace = Pace::full;
-  double gigabytes_per_second = 0;  ///< of pages, at most, by the clock of the kernel; 0: what `pace` says. A backup at 40 leaves the link room for a load beside it.
+  double gigabytes_per_second = 0;  ///< of pages, at most, by the clock of the kernel; 0: what `pace` says. A backup at 41 leaves the link room for a load beside it.
   bool layer_events = true;  ///< false: all layers in one launch with one event, for loads that no gate waits for layer by layer
 };
 
