@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Code that must not compile: tests/fail/<layer>.cpp.
+# Code that must not compile: tests/fail/<layer>.cpp, and .cu for nvcc alone.
 #
 #   #if KVIRE_FAIL == 1  // expect: layout.cover
 #   ...
@@ -9,7 +9,8 @@
 #
 # What stands before the variants must compile: it is the control. Each variant must be refused with an error that names `kvire [<rule id>]`
 # and leads to the variant's lines; the source that a compiler echoes does not count. A compiler sees each file once, with every variant in a
-# namespace of its own. `// not under nvcc` near the top keeps a file from nvcc.
+# namespace of its own. `// not under nvcc` near the top keeps a file from nvcc; `// each rule alone` refuses variants of which a compiler says more than
+# the rule.
 
 # kvire_add_fail_test(<name> <label> <compiler> <file>): the test of one file under one compiler.
 function(kvire_add_fail_test name label compiler file)
@@ -46,7 +47,7 @@ function(kvire_add_fail_tests)
   set(KVIRE_CHECK_ALL_ERRORS_gxx -ftemplate-backtrace-limit=0)
   set(KVIRE_CHECK_ALL_ERRORS_clangxx -ferror-limit=0 -ftemplate-backtrace-limit=0)
   set(KVIRE_CHECK_ALL_ERRORS_nvcc -Xcudafe --error_limit=1000)
-  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fail/*.cpp")
+  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fail/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/fail/*.cu")
   foreach(compiler IN LISTS KVIRE_CHECK_ALL_COMPILERS)
     if(NOT compiler IN_LIST KVIRE_CHECK_COMPILERS)
       kvire_add_skipped_test("kvire.fail.${compiler}" fail "${KVIRE_CHECK_MISSING_${compiler}}")
@@ -55,6 +56,8 @@ function(kvire_add_fail_tests)
     foreach(file IN LISTS files)
       file(READ "${file}" text)
       if(compiler STREQUAL "nvcc" AND text MATCHES "\n// not under nvcc")
+        continue()
+      elseif(NOT compiler STREQUAL "nvcc" AND file MATCHES "\\.cu$")
         continue()
       endif()
       get_filename_component(layer "${file}" NAME_WE)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DUNIT=<file> -P KvireRunFailTest.cmake -- <compiler> <argument>...
-# The file's variants (see KvireFailTests.cmake) must each be refused by their rule, and nothing else in it may be refused.
+# The file's variants (see KvireFailTests.cmake) must each be refused by their rule, and nothing else in it may be refused. Where the file says
+# `// each rule alone`, nothing else may be said of a variant either.
 cmake_minimum_required(VERSION 3.25)
 
 set(command "")
@@ -27,6 +28,7 @@ endfunction()
 
 # The variant of each line of the file.
 file(READ "${UNIT}" text)
+string(REGEX MATCH "\n// each rule alone\n" alone "${text}")
 lines_of(lines "${text}")
 set(variants "")
 set(number 0)
@@ -38,6 +40,7 @@ foreach(line IN LISTS lines)
     set(rule_${variant} "${CMAKE_MATCH_2}")
     set(first_${variant} ${number})
     set(rules_at_${variant} "")
+    set(more_at_${variant} "")
   endif()
   if(variants)
     set(last_${variant} ${number})
@@ -63,6 +66,9 @@ set(error "")
 macro(finish_error)
   if(error AND of)
     list(APPEND rules_at_${of} "${rule}")
+    if(NOT rule STREQUAL rule_${of})
+      list(APPEND more_at_${of} "${error}")
+    endif()
   elseif(error AND elsewhere)
     list(APPEND strays "${error}")
   endif()
@@ -114,6 +120,10 @@ finish_error()
 set(failures "")
 foreach(variant IN LISTS variants)
   if(rule_${variant} IN_LIST rules_at_${variant})
+    if(alone AND more_at_${variant})
+      list(GET more_at_${variant} 0 more)
+      string(APPEND failures "variant ${variant} is refused by [${rule_${variant}}], and this is printed as well: ${more}\n")
+    endif()
     continue()
   elseif(rules_at_${variant} STREQUAL "")
     string(APPEND failures "variant ${variant} compiles, and [${rule_${variant}}] says that it must not\n")

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codecs that must not compile.
+// each rule alone
 #include <kvire/codec/row.hpp>
 #include <kvire/layout/policies.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels on pages of another layout, or on none of a lease, that must not compile.
+// each rule alone
 #include <kvire/kernel/copy_pages.hpp>
 #include <kvire/kernel/store.hpp>
 #include <kvire/layout/policies.hpp>

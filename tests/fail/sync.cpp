@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages reached past the gate, that must not compile.
+// each rule alone
 #include <kvire/layout/policies.hpp>
 #include <kvire/sync/gate.hpp>
 #include <kvire/sync/host.hpp>
@@ -11,7 +12,7 @@ using Keys = Bf16Contiguous<64, 128>;
 // A kernel of the user's own, with the checks that every kernel has.
 template <class Lease>
 void scale_by_two(const Lease& lease, Stream<Host>& stream) {
-  static_assert(require_write_lease<Lease>());
+  require_write_lease<Lease>();
   if constexpr (is_write_lease<Lease>) launch(stream, [](auto) {}, lease);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transfers between what does not belong together, that must not compile.
+// each rule alone
 #include <kvire/layout/policies.hpp>
 #include <kvire/transfer/bundle.hpp>
 #include <kvire/transfer/migrate.hpp>

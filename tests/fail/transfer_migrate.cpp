@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Migrations of what is no plan of pages, or between what are no two pools, that must not compile.
+// each rule alone
 #include <kvire/layout/policies.hpp>
 #include <kvire/transfer/migrate.hpp>
 
@@ -27,7 +28,7 @@ void bad(Device<Keys>& from, Device<Fp8>& to, const std::vector<DeviceSlot>& slo
   (void)migrate(from, to, plan_tokens(slots, slots), stream);
 }
 #elif KVIRE_FAIL == 4  // expect: transfer.plan-lists
-void bad(Device<Keys>& from, Device<Fp8>& to, const std::vector<int>& ids, Stream<Host>& stream) { (void)migrate(from, to, plan(ids, ids), stream); }
+void bad(const HostPool<Keys, Host>& from, Device<Fp8>& to, const std::vector<int>& ids, Stream<Host>& stream) { (void)migrate(from, to, plan(ids, ids), stream); }
 #elif KVIRE_FAIL == 5  // expect: transfer.plan-sides
 void bad(Device<Keys>& from, Device<Fp8>& to, const PagePlan<HostPage, HostPage>& pages, Stream<Host>& stream) { (void)migrate(from, to, pages, stream); }
 #elif KVIRE_FAIL == 6  // expect: transfer.pools

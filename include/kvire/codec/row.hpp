@@ -84,11 +84,10 @@ inline constexpr bool readable_elements = [] {
   for (int i = 0; i < P::section_count; ++i) readable = readable && (P::table.sections[i].padding || P::table.sections[i].element != Element::u8);
   return readable;
 }();
-/// Refuses, in words, a policy of which that is not so; false for it, so that code behind it need not be compiled.
+/// Refuses, in words, a policy of which that is not so.
 template <LayoutPolicy P>
-KVIRE_HD constexpr bool require_readable() {
+KVIRE_HD constexpr void require_readable() {
   (void)sizeof(rule::ReadableElements<P, readable_elements<P>>);
-  return readable_elements<P>;
 }
 
 namespace detail {
@@ -123,13 +122,15 @@ KVIRE_HD void encode_scaled_field(const float* x, kstd::byte* page, int token, c
 template <LayoutPolicy P, class F>
 KVIRE_HD void encode_plain_field(const float* x, kstd::byte* page, int token, const RowOptions& options) {
   (void)sizeof(rule::NumberFields<P, F::element>);
-  constexpr int step = store_step<F::element>;
-  for (int i = 0; i < F::count; i += step) {
-    kstd::uint32_t codes[step];
-    for (int j = 0; j < step; ++j) {
-      codes[j] = encode_element<F::element>(prepare_bits(bits_of(x[F::first + i + j]), options), options.ties);
+  if constexpr (NumberElement<F::element>) {
+    constexpr int step = store_step<F::element>;
+    for (int i = 0; i < F::count; i += step) {
+      kstd::uint32_t codes[step];
+      for (int j = 0; j < step; ++j) {
+        codes[j] = encode_element<F::element>(prepare_bits(bits_of(x[F::first + i + j]), options), options.ties);
+      }
+      store_codes<F::element>(page + F::offset(token), i, codes);
     }
-    store_codes<F::element>(page + F::offset(token), i, codes);
   }
 }
 
@@ -171,9 +172,10 @@ KVIRE_HD void encode_row(const float* x, kstd::byte* page, int token, RowOptions
 /// Decodes row `token` of a page into its P::dim logical elements: code times scale, rounded once. Same requirements as encode_row.
 template <LayoutPolicy P>
 KVIRE_HD void decode_row(const kstd::byte* page, int token, float* x) {
+  require_readable<P>();
   for_each_field<P>([&](auto field) {
     using F = decltype(field);
-    if constexpr (!require_readable<P>()) {
+    if constexpr (!readable_elements<P>) {
     } else if constexpr (F::scaled) {
       detail::decode_scaled_field<P, F>(page, token, x);
     } else if constexpr (F::logical) {

@@ -34,17 +34,22 @@ cudaError_t launch_copy_pages(const body::CopyPagesArgs& args, std::int64_t n, C
 template <LayoutPolicy P, class From, class To>
 Status copy_pages(const std::int32_t* from_ids, const From& from, const std::int32_t* to_ids, const To& to, std::int64_t n, Stream<Cuda>& stream,
                   CopyCounts* counts = nullptr) {
-  static_assert(require_lease<From>() && require_write_lease<To>() && require_kernel_policy<P, From>() && require_kernel_policy<P, To>());
-  if (Status status = detail::check_list("copy_pages", n, from_ids, to_ids); !status.ok()) return status;
-  return launch(
-      stream,
-      [&](cudaStream_t native, const auto& source, const auto& target) {
-        const cudaError_t error = detail::with_limit(to_ids, n, 1, to, target.pages, native, [&](const std::int32_t* ids) {
-          return launch_copy_pages<P>({source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_ids, ids}, n, counts, native);
-        });
-        return detail::cuda_status(error, "copy_pages");
-      },
-      from, to);
+  require_source<P, From>();
+  require_target<P, To>();
+  if constexpr (reads_pages<P, From> && writes_pages<P, To>) {
+    if (Status status = detail::check_list("copy_pages", n, from_ids, to_ids); !status.ok()) return status;
+    return launch(
+        stream,
+        [&](cudaStream_t native, const auto& source, const auto& target) {
+          const cudaError_t error = detail::with_limit(to_ids, n, 1, to, target.pages, native, [&](const std::int32_t* ids) {
+            return launch_copy_pages<P>({source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_ids, ids}, n, counts,
+                                        native);
+          });
+          return detail::cuda_status(error, "copy_pages");
+        },
+        from, to);
+  }
+  return {};
 }
 
 #endif  // KVIRE_CUDA_COMPILER

@@ -44,22 +44,27 @@ inline Status check_list(const char* what, std::int64_t n, const void* from, con
 template <LayoutPolicy P, class From, class To>
 Status copy_pages(const std::int32_t* from_ids, const From& from, const std::int32_t* to_ids, const To& to, std::int64_t n, Stream<Host>& stream,
                   CopyCounts* counts = nullptr) {
-  static_assert(require_lease<From>() && require_write_lease<To>() && require_kernel_policy<P, From>() && require_kernel_policy<P, To>());
-  if (Status status = detail::check_list("copy_pages", n, from_ids, to_ids); !status.ok()) return status;
-  launch(
-      stream,
-      [=](const auto& source, const auto& target) {
-        const body::CopyPagesArgs args{source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_ids, to_ids};
-        const CopyCounts total = detail::count_parallel(n, 16, [&](std::int64_t item) {
-          const std::int32_t page = to_ids[item];
-          if (from_ids[item] >= 0 && page > null_page && page < target.pages && !kernel_access::covers(to, page)) return CopyCounts{.bad_ids = 1};
-          if (from_ids[item] >= 0 && from_ids[item] < source.pages && page > null_page && !kernel_access::reads(from, from_ids[item])) return CopyCounts{.bad_ids = 1};
-          // One lane: the same bytes, and runs that the compiler turns into wide moves.
-          return body::copy_pages<P>(HostGroup<1>{}, item, args);
-        });
-        if (counts != nullptr) *counts += total;
-      },
-      from, to);
+  require_source<P, From>();
+  require_target<P, To>();
+  if constexpr (reads_pages<P, From> && writes_pages<P, To>) {
+    if (Status status = detail::check_list("copy_pages", n, from_ids, to_ids); !status.ok()) return status;
+    launch(
+        stream,
+        [=](const auto& source, const auto& target) {
+          const body::CopyPagesArgs args{source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_ids, to_ids};
+          const CopyCounts total = detail::count_parallel(n, 16, [&](std::int64_t item) {
+            const std::int32_t page = to_ids[item];
+            if (from_ids[item] >= 0 && page > null_page && page < target.pages && !kernel_access::covers(to, page)) return CopyCounts{.bad_ids = 1};
+            if (from_ids[item] >= 0 && from_ids[item] < source.pages && page > null_page && !kernel_access::reads(from, from_ids[item])) {
+              return CopyCounts{.bad_ids = 1};
+            }
+            // One lane: the same bytes, and runs that the compiler turns into wide moves.
+            return body::copy_pages<P>(HostGroup<1>{}, item, args);
+          });
+          if (counts != nullptr) *counts += total;
+        },
+        from, to);
+  }
   return {};
 }
 

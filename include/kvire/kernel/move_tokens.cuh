@@ -34,18 +34,22 @@ cudaError_t launch_move_tokens(const body::MoveTokensArgs& args, std::int64_t n,
 template <LayoutPolicy P, class From, class To>
 Status move_tokens(const std::int64_t* from_slots, const From& from, const std::int64_t* to_slots, const To& to, std::int64_t n, Stream<Cuda>& stream,
                    CopyCounts* counts = nullptr) {
-  static_assert(require_lease<From>() && require_write_lease<To>() && require_kernel_policy<P, From>() && require_kernel_policy<P, To>());
-  if (Status status = detail::check_list("move_tokens", n, from_slots, to_slots); !status.ok()) return status;
-  return launch(
-      stream,
-      [&](cudaStream_t native, const auto& source, const auto& target) {
-        const cudaError_t error = detail::with_limit(to_slots, n, P::tokens_per_page, to, target.pages, native, [&](const std::int64_t* slots) {
-          return launch_move_tokens<P>({source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_slots, slots}, n, counts,
-                                       native);
-        });
-        return detail::cuda_status(error, "move_tokens");
-      },
-      from, to);
+  require_source<P, From>();
+  require_target<P, To>();
+  if constexpr (reads_pages<P, From> && writes_pages<P, To>) {
+    if (Status status = detail::check_list("move_tokens", n, from_slots, to_slots); !status.ok()) return status;
+    return launch(
+        stream,
+        [&](cudaStream_t native, const auto& source, const auto& target) {
+          const cudaError_t error = detail::with_limit(to_slots, n, P::tokens_per_page, to, target.pages, native, [&](const std::int64_t* slots) {
+            return launch_move_tokens<P>({source.base, source.page_stride, source.pages, target.base, target.page_stride, target.pages, from_slots, slots}, n,
+                                         counts, native);
+          });
+          return detail::cuda_status(error, "move_tokens");
+        },
+        from, to);
+  }
+  return {};
 }
 
 #endif  // KVIRE_CUDA_COMPILER

@@ -136,18 +136,21 @@ template <LayoutPolicy P, class Tuned = DefaultTunedPrefill>
 Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, const ContiguousKeys<P>& keys, Tensor<const std::int32_t, 1> starts,
                       Tensor<const std::int32_t, 1> ends, const ScoreTensor<2>& scores, Stream<Cuda>& stream, CudaPrefillLogitsOptions options = {}) {
   static_assert(require_layout<P>());
-  const auto checked = detail::check_contiguous_prefill(queries, weights, keys, starts, ends, scores, false);
-  if (!checked.ok()) return checked.error();
-  const detail::DeviceScope scope(stream.device());
-  return detail::queue_prefill<P, Tuned>(checked.value(), stream, stream.native(), options);
+  require_readable<P>();
+  if constexpr (readable_elements<P>) {
+    const auto checked = detail::check_contiguous_prefill(queries, weights, keys, starts, ends, scores, false);
+    if (!checked.ok()) return checked.error();
+    const detail::DeviceScope scope(stream.device());
+    return detail::queue_prefill<P, Tuned>(checked.value(), stream, stream.native(), options);
+  }
+  return {};
 }
 template <class Policy = void, class Tuned = DefaultTunedPrefill, class Lease>
 Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, const Lease& keys, Tensor<const std::int32_t, 1> page_table,
                       Tensor<const std::int32_t, 1> starts, Tensor<const std::int32_t, 1> ends, const ScoreTensor<2>& scores, Stream<Cuda>& stream,
                       CudaPrefillLogitsOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (is_lease<Lease>) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     const auto checked = detail::check_paged_prefill<P>(queries, weights, page_table, starts, ends, scores, false);
     if (!checked.ok()) return checked.error();

@@ -142,20 +142,22 @@ template <LayoutPolicy P>
 Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, const ContiguousKeys<P>& keys, Tensor<const std::int32_t, 1> starts,
                       Tensor<const std::int32_t, 1> ends, const ScoreTensor<2>& scores, Stream<Host>& stream, PrefillLogitsOptions options = {}) {
   static_assert(require_layout<P>());
-  const auto checked = detail::check_contiguous_prefill(queries, weights, keys, starts, ends, scores);
-  if (!checked.ok()) return checked.error();
-  stream.launch([args = checked.value(), from = detail::own(starts), to = detail::own(ends), options] {
-    detail::run_prefill_logits(args, from, to, options.counts);
-  });
+  require_readable<P>();
+  if constexpr (readable_elements<P>) {
+    const auto checked = detail::check_contiguous_prefill(queries, weights, keys, starts, ends, scores);
+    if (!checked.ok()) return checked.error();
+    stream.launch([args = checked.value(), from = detail::own(starts), to = detail::own(ends), options] {
+      detail::run_prefill_logits(args, from, to, options.counts);
+    });
+  }
   return {};
 }
 template <class Policy = void, class Lease>
 Status prefill_logits(const Queries& queries, Tensor<const float, 2> weights, const Lease& keys, Tensor<const std::int32_t, 1> page_table,
                       Tensor<const std::int32_t, 1> starts, Tensor<const std::int32_t, 1> ends, const ScoreTensor<2>& scores, Stream<Host>& stream,
                       PrefillLogitsOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (require_keys<Lease>()) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     const auto checked = detail::check_paged_prefill<P>(queries, weights, page_table, starts, ends, scores);
     if (!checked.ok()) return checked.error();

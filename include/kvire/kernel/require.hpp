@@ -27,14 +27,49 @@ constexpr bool require_kernel_policy() {
   return true;
 }
 
-/// For kernels that decode keys: whether there is a lease (refused before, if not) on pages that can be decoded, which is refused in words, if not.
-template <class Lease>
-constexpr bool require_keys() {
+// For kernels, in pairs: what is asked, and what refuses it in words if it is not so. A kernel says the second as a statement and compiles its body only
+// if the first holds, so that a refusal is all that is printed.
+
+/// Whether `Lease` is a lease on pages of P.
+template <LayoutPolicy P, class Lease>
+inline constexpr bool reads_pages = [] {
   if constexpr (is_lease<Lease>) {
-    return require_readable<typename Lease::policy>();
+    return same_layout<P, typename Lease::policy>;
   } else {
     return false;
   }
+}();
+template <LayoutPolicy P, class Lease>
+constexpr void require_source() {
+  require_lease<Lease>();
+  require_kernel_policy<P, Lease>();
+}
+
+/// Whether it is one that permits to write them.
+template <LayoutPolicy P, class Lease>
+inline constexpr bool writes_pages = reads_pages<P, Lease> && is_write_lease<Lease>;
+template <LayoutPolicy P, class Lease>
+constexpr void require_target() {
+  require_write_lease<Lease>();
+  require_kernel_policy<P, Lease>();
+}
+
+/// Whether it is a lease on pages whose keys can be decoded; of `Policy`, unless that is void.
+template <class Policy, class Lease>
+inline constexpr bool reads_keys = [] {
+  if constexpr (!is_lease<Lease>) {
+    return false;
+  } else if constexpr (std::is_void_v<Policy>) {
+    return readable_elements<typename Lease::policy>;
+  } else {
+    return readable_elements<typename Lease::policy> && same_layout<Policy, typename Lease::policy>;
+  }
+}();
+template <class Policy, class Lease>
+constexpr void require_keys() {
+  require_lease<Lease>();
+  if constexpr (!std::is_void_v<Policy>) require_kernel_policy<Policy, Lease>();
+  if constexpr (is_lease<Lease>) require_readable<typename Lease::policy>();
 }
 
 KVIRE_NAMESPACE_END

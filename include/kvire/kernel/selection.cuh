@@ -113,9 +113,8 @@ template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                    Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Tensor<std::byte, 1> scratch, Stream<Cuda>& stream,
                    CudaSelectionOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (is_lease<Lease>) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     const bool kept = options.scores.data != nullptr;
     const std::int64_t rows = queries.batch * queries.next_n;

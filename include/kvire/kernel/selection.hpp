@@ -57,9 +57,8 @@ inline constexpr std::int64_t selection_rows_bytes = std::int64_t(4) << 20;  // 
 template <class Policy = void, class Lease>
 Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                    Tensor<const std::int32_t, 2> lengths, Tensor<std::int32_t, 3> selected, Stream<Host>& stream, SelectionOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (require_keys<Lease>()) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     const bool kept = options.scores.data != nullptr;
     float later = 0;  // stands for memory that is there once the arguments have been checked

@@ -175,9 +175,8 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
 Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                      Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, Stream<Cuda>& stream, CudaSparseLogitsOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (is_lease<Lease>) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     const auto checked =
         check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, SimdLevel::plain, false, options.blocks);

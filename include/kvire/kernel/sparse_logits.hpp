@@ -85,9 +85,8 @@ inline Result<body::SparseLogitsArgs> check_sparse_logits(const char* policy, in
 template <class Policy = void, class Lease>
 Status sparse_logits(const Queries& queries, Tensor<const float, 3> weights, const Lease& keys, Tensor<const std::int32_t, 2> page_table,
                      Tensor<const std::int32_t, 2> lengths, const ScoreTensor<3>& scores, Stream<Host>& stream, SparseLogitsOptions options = {}) {
-  static_assert(require_lease<Lease>());
-  if constexpr (!std::is_void_v<Policy>) static_assert(require_kernel_policy<Policy, Lease>());
-  if constexpr (require_keys<Lease>()) {
+  require_keys<Policy, Lease>();
+  if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
     auto checked = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, options.level, true, options.blocks);
     if (!checked.ok()) return checked.error();

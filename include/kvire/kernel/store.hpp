@@ -71,39 +71,41 @@ Status check_store(const Rows& rows, const std::int64_t* slots, const Prologue& 
 /// Errors: invalid_argument as check_store says; the kernel itself does not fail.
 template <LayoutPolicy P, class Lease>
 Status store(Rows rows, const std::int64_t* slots, const Lease& lease, Stream<Host>& stream, const StoreOptions& options = {}) {
-  static_assert(require_write_lease<Lease>() && require_kernel_policy<P, Lease>());
-  if (Status status = check_store<P>(rows, slots, options.prologue); !status.ok()) return status;
-  launch(
-      stream,
-      [rows, slots, options, lease](const auto& view) {
-        body::StoreArgs<P> args;
-        args.rows = rows.data;
-        args.row_element = rows.element;
-        args.row_stride = rows.stride == 0 ? P::dim : rows.stride;
-        args.slots = slots;
-        args.pages = view.base;
-        args.page_stride = view.page_stride;
-        args.page_count = view.pages;
-        args.options = options.row;
-        args.prologue = options.prologue;
-        std::mutex mutex;
-        StoreCounts total;
-        parallel_for(rows.count, 32, [&](std::int64_t begin, std::int64_t end) {
-          StoreCounts counts;
-          for (std::int64_t item = begin; item < end; ++item) {
-            const std::int64_t page = slots[item] / P::tokens_per_page;
-            if (slots[item] >= 0 && page > null_page && page < view.pages && !kernel_access::covers(lease, static_cast<std::int32_t>(page))) {
-              ++counts.bad_slots;
-            } else {
-              counts += body::store<P>(HostGroup<32>{}, item, args);
+  require_target<P, Lease>();
+  if constexpr (writes_pages<P, Lease>) {
+    if (Status status = check_store<P>(rows, slots, options.prologue); !status.ok()) return status;
+    launch(
+        stream,
+        [rows, slots, options, lease](const auto& view) {
+          body::StoreArgs<P> args;
+          args.rows = rows.data;
+          args.row_element = rows.element;
+          args.row_stride = rows.stride == 0 ? P::dim : rows.stride;
+          args.slots = slots;
+          args.pages = view.base;
+          args.page_stride = view.page_stride;
+          args.page_count = view.pages;
+          args.options = options.row;
+          args.prologue = options.prologue;
+          std::mutex mutex;
+          StoreCounts total;
+          parallel_for(rows.count, 32, [&](std::int64_t begin, std::int64_t end) {
+            StoreCounts counts;
+            for (std::int64_t item = begin; item < end; ++item) {
+              const std::int64_t page = slots[item] / P::tokens_per_page;
+              if (slots[item] >= 0 && page > null_page && page < view.pages && !kernel_access::covers(lease, static_cast<std::int32_t>(page))) {
+                ++counts.bad_slots;
+              } else {
+                counts += body::store<P>(HostGroup<32>{}, item, args);
+              }
             }
-          }
-          std::lock_guard lock(mutex);
-          total += counts;
-        });
-        if (options.counts != nullptr) *options.counts += total;
-      },
-      lease);
+            std::lock_guard lock(mutex);
+            total += counts;
+          });
+          if (options.counts != nullptr) *options.counts += total;
+        },
+        lease);
+  }
   return {};
 }
 

@@ -137,14 +137,14 @@ __device__ bool store_plain(const C& x, const Place& to, int lane, const RowOpti
     }
     if (to.page != nullptr) write<F>(to, at, codes);
     return x.largest() > infinity_bits;
-  } else {
+  } else if constexpr (NumberElement<F::element>) {
     kstd::uint32_t codes[chunk];
 #pragma unroll
     for (int i = 0; i < chunk; ++i) codes[i] = encode_element<F::element>(bits_of(x.value(i)), options.ties);
     constexpr int alignment = static_cast<int>(power_of_two_divisor(kstd::int64_t(F::byte_alignment | (chunk * bits(F::element) / 8)), kstd::int64_t(16)));
     if (to.page != nullptr) store_codes<F::element, chunk, alignment>(to.page + F::offset(to.token), at, codes);
-    return false;
   }
+  return false;
 }
 
 #endif  // KVIRE_CUDA_COMPILER

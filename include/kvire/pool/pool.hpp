@@ -90,7 +90,7 @@ class PagePool {
   /// Checks that pages freed before, and free now, still hold the fill pattern: somebody wrote a page after its free otherwise. The error names
   /// page, layer and first byte. For quiet moments; needs `fill_on_free`.
   Status verify_free() const
-    requires(BackendMemory<Backend, Side>::addressable)
+    requires AddressableMemory<Backend, Side>
   {
     if (!slab_->fill_on_free) return Error{ErrorCode::unsupported, "pool " + name_ + ": was made without fill_on_free"};
     for (std::int32_t id = null_page + 1; id < pages(); ++id) {
@@ -107,7 +107,7 @@ class PagePool {
   /// Checks the bytes of a page that the policy declares as padding, in all layers: nobody has a reason to write them.
   /// Errors: mismatch, naming layer and byte; out_of_range.
   Status verify_padding(page_id page, unsigned char expected = 0) const
-    requires(BackendMemory<Backend, Side>::addressable)
+    requires AddressableMemory<Backend, Side>
   {
     if (auto ok = check_row(page); !ok.ok()) return ok;
     for (std::size_t layer = 0; layer < slab_->bases.size(); ++layer) {

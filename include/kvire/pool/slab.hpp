@@ -42,6 +42,10 @@ struct BackendMemory<Host, Side> {
   }
 };
 
+/// A side whose pages the host can read and write directly.
+template <class Backend, class Side>
+concept AddressableMemory = BackendMemory<Backend, Side>::addressable;
+
 namespace detail {
 
 /// The numbers of a slab.

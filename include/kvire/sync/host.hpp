@@ -51,22 +51,24 @@ struct QueueWait<Backend> {
 /// `f` may return a Status, whose error fails the stream; so does an empty lease.
 template <HostTag Backend, class F, class... Leases>
 void launch(Stream<Backend>& stream, F&& f, const Leases&... leases) {
-  static_assert((require_lease<Leases>() && ...));
-  Status given;
-  ((given.ok() ? void(given = kernel_access::given(leases)) : void()), ...);
-  if (!given.ok()) return stream.launch([given] { return given; });
-  (kernel_access::queued(leases), ...);
-  stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
-    if (!(kernel_access::ready(leases) && ...)) return {};
-    Status status;
-    if constexpr (std::is_same_v<decltype(f(views...)), Status>) {
-      (void)(status = f(views...));  // nvcc takes the assignment for a value ignored
-    } else {
-      f(views...);
-    }
-    if (status.ok()) (kernel_access::ran(leases), ...);
-    return status;
-  });
+  (require_lease<Leases>(), ...);
+  if constexpr ((is_lease<Leases> && ...)) {
+    Status given;
+    ((given.ok() ? void(given = kernel_access::given(leases)) : void()), ...);
+    if (!given.ok()) return stream.launch([given] { return given; });
+    (kernel_access::queued(leases), ...);
+    stream.launch([f = std::forward<F>(f), ... leases = leases, ... views = kernel_access::view(leases, stream)]() mutable -> Status {
+      if (!(kernel_access::ready(leases) && ...)) return {};
+      Status status;
+      if constexpr (std::is_same_v<decltype(f(views...)), Status>) {
+        (void)(status = f(views...));  // nvcc takes the assignment for a value ignored
+      } else {
+        f(views...);
+      }
+      if (status.ok()) (kernel_access::ran(leases), ...);
+      return status;
+    });
+  }
 }
 
 /// One field of every row of a pool, as bytes: scales alone, values alone. Rows of a plane are `row_bytes` apart, pages `page_stride`.

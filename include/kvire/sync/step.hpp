@@ -29,9 +29,14 @@ class Step {
   /// run is overwritten under them. Prefer the form below.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
-    auto lease = begin_lease(pool, slot);
-    if (!lease.ok()) return lease.error();
-    return finish_read(pool, slot, std::move(lease).value());
+    (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
+    if constexpr (std::is_same_v<B, Backend>) {
+      auto lease = begin_lease(pool, slot);
+      if (!lease.ok()) return lease.error();
+      return finish_read(pool, slot, std::move(lease).value());
+    } else {
+      return Error();
+    }
   }
 
   /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
@@ -41,11 +46,16 @@ class Step {
   /// is a load that the step names and that brought this layer; those of PageLedger::hold.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
-    auto lease = begin_lease(pool, slot);
-    if (!lease.ok()) return lease.error();
-    if (Status status = claim(pool, slot, pages, PageUse::read, *lease.value()); !status.ok()) return status.error();
-    lease.value()->named = true;
-    return finish_read(pool, slot, std::move(lease).value());
+    (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
+    if constexpr (std::is_same_v<B, Backend>) {
+      auto lease = begin_lease(pool, slot);
+      if (!lease.ok()) return lease.error();
+      if (Status status = claim(pool, slot, pages, PageUse::read, *lease.value()); !status.ok()) return status.error();
+      lease.value()->named = true;
+      return finish_read(pool, slot, std::move(lease).value());
+    } else {
+      return Error();
+    }
   }
 
   /// Permission to write pages of a layer. Kernels with this lease run after loads into and backups of these pages, named by the step or not;
@@ -53,13 +63,18 @@ class Step {
   /// page and owners, for a page that another owner shares; busy for a page of a transfer that nobody has issued; the failure of a load.
   template <class P, class B, class Side>
   Result<WriteLease<P, B>> write(PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
-    auto started = begin_lease(pool, slot);
-    if (!started.ok()) return started.error();
-    auto lease = std::move(started).value();
-    if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
-    lease->any_page = false;
-    queue(*lease);
-    return Result<WriteLease<P, B>>(detail::LeaseMaker::make<WriteLease<P, B>>(pool_access::view(pool, slot), std::move(lease)));
+    (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
+    if constexpr (std::is_same_v<B, Backend>) {
+      auto started = begin_lease(pool, slot);
+      if (!started.ok()) return started.error();
+      auto lease = std::move(started).value();
+      if (Status status = claim(pool, slot, pages, PageUse::store, *lease); !status.ok()) return status.error();
+      lease->any_page = false;
+      queue(*lease);
+      return Result<WriteLease<P, B>>(detail::LeaseMaker::make<WriteLease<P, B>>(pool_access::view(pool, slot), std::move(lease)));
+    } else {
+      return Error();
+    }
   }
 
   /// The same for an entry of a bundle, by model layer: `step.read<Model::IndexK>(pool, LayerId(7))`. Further error out_of_range: the layer is
@@ -89,19 +104,19 @@ class Step {
   template <class... Entry, class Pool, class Slot, class Pages>
     requires(requires { typename Pool::page_id; } && !(detail::LeasesSlot<Pool, Slot> && detail::LeasesPages<Pool, Pages>))
   auto read(const Pool& pool, const Slot& slot, const Pages& pages) const {
-    static_assert(detail::require_lease_arguments<Pool, Slot, Pages>());
+    detail::require_lease_arguments<Pool, Slot, Pages>();
     return read<Entry...>(pool, slot_of<Pool>(slot), detail::LeasePages<Pool>(detail::ids_of<Pool>(pages)));
   }
   template <class... Entry, class Pool, class Slot, class Pages>
     requires(requires { typename Pool::page_id; } && !(detail::LeasesSlot<Pool, Slot> && detail::LeasesPages<Pool, Pages>))
   auto write(Pool& pool, const Slot& slot, const Pages& pages) const {
-    static_assert(detail::require_lease_arguments<Pool, Slot, Pages>());
+    detail::require_lease_arguments<Pool, Slot, Pages>();
     return write<Entry...>(pool, slot_of<Pool>(slot), detail::LeasePages<Pool>(detail::ids_of<Pool>(pages)));
   }
   template <class... Entry, class Pool, class Slot>
     requires(requires { typename Pool::page_id; } && !detail::LeasesSlot<Pool, Slot>)
   auto read(const Pool& pool, const Slot& slot) const {
-    static_assert(detail::require_lease_arguments<Pool, Slot>());
+    detail::require_lease_arguments<Pool, Slot>();
     return read<Entry...>(pool, slot_of<Pool>(slot));
   }
 
@@ -139,7 +154,6 @@ class Step {
 
   template <class P, class B, class Side>
   Result<std::shared_ptr<LeaseState>> begin_lease(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
-    (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
     if (slot.value < 0 || slot.value >= pool.layers()) {
       return Error{ErrorCode::out_of_range,
                    "pool " + pool.name() + ": entry slot " + std::to_string(slot.value) + " is not in 0 to " + std::to_string(pool.layers() - 1)};

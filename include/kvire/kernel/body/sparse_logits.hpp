@@ -153,10 +153,11 @@ KVIRE_HD void key_field(const RowPlanes<P>& row, float* x) {
 }
 }  // namespace detail
 
-/// The P::dim numbers that the dot product runs over.
+/// The P::dim numbers that the dot product runs over. Refuses policies of which no formula says what they are.
 template <LayoutPolicy P>
 KVIRE_HD void key_elements(const RowPlanes<P>& row, float* x) {
-  for_each_field<P>([&](auto field) { detail::key_field<P, decltype(field)>(row, x); });
+  require_readable<P>();
+  if constexpr (readable_elements<P>) for_each_field<P>([&](auto field) { detail::key_field<P, decltype(field)>(row, x); });
 }
 template <LayoutPolicy P>
 KVIRE_HD void key_elements(const kstd::byte* page, int token, float* x) {

@@ -132,9 +132,11 @@ KVIRE_HD void store_plain(G g, const Pieces& pieces, kstd::byte* page, int token
   constexpr int run_alignment = static_cast<int>(power_of_two_divisor(kstd::int64_t(F::byte_alignment | (run * bits(F::element) / 8)), kstd::int64_t(16)));
   g.each([&](int lane) {
     if (!owns<F, Split>(lane)) return;
-    kstd::uint32_t codes[run];
-    for (int i = 0; i < run; ++i) codes[i] = encode_element<F::element>(prepare_bits(bits_of(pieces[lane].x[i]), options), options.ties);
-    store_codes<F::element, run, run_alignment>(page + F::offset(token), lane * run - F::first, codes);
+    if constexpr (NumberElement<F::element>) {
+      kstd::uint32_t codes[run];
+      for (int i = 0; i < run; ++i) codes[i] = encode_element<F::element>(prepare_bits(bits_of(pieces[lane].x[i]), options), options.ties);
+      store_codes<F::element, run, run_alignment>(page + F::offset(token), lane * run - F::first, codes);
+    }
   });
 }
 

@@ -74,24 +74,27 @@ struct QueueWait<Cuda> {
 /// for an empty lease.
 template <class F, class... Leases>
 Status launch(Stream<Cuda>& stream, F&& f, const Leases&... leases) {
-  static_assert((require_lease<Leases>() && ...));
-  Status status;
-  ((status.ok() ? void(status = kernel_access::given(leases)) : void()), ...);
-  if (!status.ok()) return status;
-  (kernel_access::queued(leases), ...);
-  const auto run = [&](const auto&... views) {
-    if (!(kernel_access::ready(leases) && ...)) return;
-    detail::DeviceScope scope(stream.device());
-    if constexpr (std::is_same_v<decltype(f(stream.native(), views...)), Status>) {
-      (void)(status = f(stream.native(), views...));  // nvcc takes the assignment for a value ignored
-    } else {
-      f(stream.native(), views...);
-    }
-    if (const cudaError_t e = cudaGetLastError(); status.ok() && e != cudaSuccess) (void)(status = stream.error(e, "launching a kernel"));
-    if (status.ok()) (kernel_access::ran(leases), ...);
-  };
-  run(kernel_access::view(leases, stream)...);
-  return status;
+  (require_lease<Leases>(), ...);
+  if constexpr ((is_lease<Leases> && ...)) {
+    Status status;
+    ((status.ok() ? void(status = kernel_access::given(leases)) : void()), ...);
+    if (!status.ok()) return status;
+    (kernel_access::queued(leases), ...);
+    const auto run = [&](const auto&... views) {
+      if (!(kernel_access::ready(leases) && ...)) return;
+      detail::DeviceScope scope(stream.device());
+      if constexpr (std::is_same_v<decltype(f(stream.native(), views...)), Status>) {
+        (void)(status = f(stream.native(), views...));  // nvcc takes the assignment for a value ignored
+      } else {
+        f(stream.native(), views...);
+      }
+      if (const cudaError_t e = cudaGetLastError(); status.ok() && e != cudaSuccess) (void)(status = stream.error(e, "launching a kernel"));
+      if (status.ok()) (kernel_access::ran(leases), ...);
+    };
+    run(kernel_access::view(leases, stream)...);
+    return status;
+  }
+  return {};
 }
 
 KVIRE_NAMESPACE_END
