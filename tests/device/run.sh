@@ -10,7 +10,7 @@
 #   KVIRE_GOLDEN_DIR      the reference vectors
 #   KVIRE_STEPS           which of "tests sanitize bench", in this order (default: all three)
 #   KVIRE_SOAK_SECONDS    how long the soak of transfers runs beside the sanitizers (default: not)
-#   KVIRE_PROCESSES       how many sanitizers run at a time (default 16)
+#   KVIRE_PROCESSES       how many sanitizers run at a time (default 16), on all GPUs in turn
 #   KVIRE_STEP_SECONDS    limit of one line of the table (default 900)
 #   KVIRE_LOGS            where the complete outputs go (default: build/device)
 #
@@ -97,7 +97,7 @@ sanitize() {
     synccheck-*) options=(--num-cuda-barriers 16384) ;;                           # each page under way; as many as above take all memory
   esac
   mapfile -t arguments < <(filters "$name")
-  KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \
+  KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 CUDA_VISIBLE_DEVICES=$device row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \
     "${arguments[@]}" --duration=true
 }
 
@@ -115,10 +115,13 @@ if [[ $steps == *" sanitize "* ]]; then
   if [ -n "$soak" ]; then
     KVIRE_SOAK_SECONDS=$soak row "soak" $((soak + 60)) "$folder/kvire_device_tests" "--test-case=cuda soak*" &
   fi
+  devices=$(nvidia-smi --list-gpus 2>/dev/null | grep -c GPU) || devices=1  # sanitizers take them in turn
+  device=0
   for tool in racecheck synccheck initcheck memcheck; do  # what takes longest comes first
     for name in "${groups[@]}"; do
       while [ "$(jobs -rp | wc -l)" -ge "$processes" ]; do wait -n; done
       sanitize "$tool" "$name" &
+      device=$(((device + 1) % devices))
     done
   done
   wait
