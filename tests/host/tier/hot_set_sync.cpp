@@ -313,7 +313,13 @@ TEST_CASE("hot set: what a backup was to write and did not is refused to everybo
   for (const Broken broken : {Broken::copy, Broken::step, Broken::stream}) {
     CAPTURE(static_cast<int>(broken));
     std::atomic<Broken> now{broken};
-    auto faults = FaultHooks::make([&](const CopyInfo& info) { return now == (std::string(info.entry) == "hot" ? Broken::copy : Broken::step) ? Fault::fail("link down") : Fault::none(); });
+    auto hold = CopyHold::make();  // a step that is known to have failed queues nothing
+    const std::atomic<bool> never{false};
+    auto faults = FaultHooks::make([&](const CopyInfo& info) {
+      if (now != (std::string(info.entry) == "hot" ? Broken::copy : Broken::step)) return Fault::none();
+      if (now == Broken::step) (void)hold->hold(never);
+      return Fault::fail("link down");
+    });
     Rig rig(2, 8, 4, faults);
     auto copies = Stream<Host>::make({.name = "copies", .faults = faults}).value();
     auto device = DevicePool<P, Host>::make({.layers = layers, .pages = 3}).value();
@@ -328,6 +334,7 @@ TEST_CASE("hot set: what a backup was to write and did not is refused to everybo
       REQUIRE(written.append(rig, step, 0).ok());
       if (broken == Broken::stream) rig.stream.launch([]() -> Status { return Error{ErrorCode::failed, "bad kernel"}; });
       REQUIRE(written.backup(rig, step, 0).ok());
+      hold->release();
       CHECK(rig.stream.synchronize(deadline_in(10s)).ok() == (broken == Broken::step));
       CHECK_FALSE(step.status().ok());
     }
