@@ -135,6 +135,12 @@ class LedgerState final : public LedgerCore {
     });
     return found;
   }
+  /// Whether it may be anything for any pages at all.
+  bool any_failed_writes() {
+    std::lock_guard lock(mutex_);
+    take_note();
+    return !failed_.empty();
+  }
   /// Somebody knows that the pages (ascending) have been written.
   void assume_written(const std::vector<std::int32_t>& pages) {
     std::lock_guard lock(mutex_);

@@ -223,6 +223,8 @@ class PageLedger {
   std::vector<FailedWrite<Backend>> failed_writes(std::span<const std::int32_t> pages, std::int64_t reader = 0) const {
     return state_->failed_writes(pages, reader);
   }
+  /// False if `failed_writes` would name no page of the ledger: one look instead of one a page.
+  bool any_failed_writes() const { return state_->any_failed_writes(); }
   /// Success if the page can be read, as far as transfers and leases say. Error failed: names pool, page, and the work that failed.
   Status readable(PageId page) const {
     auto failed = failed_writes(std::span(&page.value, 1));

@@ -15,8 +15,9 @@ enum class CacheMiss : unsigned char {
   no_tail,        ///< there, but without the window that a restart needs
   not_there_yet,  ///< in a file, or on its way from one
   no_room,        ///< there, but the device had no page for it, or its load could not be issued
+  not_written,    ///< there, but work that was to write it has failed
 };
-inline constexpr int cache_miss_count = 5;
+inline constexpr int cache_miss_count = 6;
 
 constexpr const char* name_of(CacheMiss miss) {
   switch (miss) {
@@ -25,6 +26,7 @@ constexpr const char* name_of(CacheMiss miss) {
     case CacheMiss::no_tail: return "no_tail";
     case CacheMiss::not_there_yet: return "not_there_yet";
     case CacheMiss::no_room: return "no_room";
+    case CacheMiss::not_written: return "not_written";
   }
   return "?";
 }

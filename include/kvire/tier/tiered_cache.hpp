@@ -60,8 +60,9 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
   /// The longest usable prefix of `tokens`, held, and on the device or on its way there: pages of slower tiers are loaded in one transfer. Shorter
-  /// where the device has no room (after evicting, and waiting, up to `room_limit` in all, for pages that are leaving). A request that must compute
-  /// its last token passes all but that one. Empty, and refused by whatever it is passed to, for a number that is no root of this cache.
+  /// where the device has no room (after evicting, and waiting, up to `room_limit` in all, for pages that are leaving), or has a page that work has failed
+  /// to write, which it gives up unless somebody holds it. A request that must compute its last token passes all but that one. Empty, and refused by
+  /// whatever it is passed to, for a number that is no root of this cache.
   Held acquire(std::int32_t root, std::span<const TokenId> tokens) {
     if (!this->cache_.is_root(root)) return {};
     const std::int64_t begin = detail::steady_ns();
@@ -79,7 +80,9 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       this->cache_.path(match.node, path_);
       this->note_sources(path_);
       if (const std::int64_t usable = bring(reason, deadline); usable < match.pages) {
-        wanted = wanted.first(static_cast<std::size_t>(usable * page));
+        held = {};
+        const bool gone = reason == CacheMiss::not_written && this->give_up_unwritten(path_[static_cast<std::size_t>(usable)]);
+        if (!gone) wanted = wanted.first(static_cast<std::size_t>(usable * page));  // otherwise a slower tier may have it
         continue;
       }
       this->count_lookup(static_cast<std::int64_t>(tokens.size()) / page, first, match, reason, path_, begin);
@@ -158,6 +161,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
       const std::int32_t tail = this->cache_.known(at, tail_names_[size - 1], tokens.first(size));
       if (tail < 0) continue;
       missed = true;
+      (void)this->give_up_unwritten(tail);
       const bool here = this->cache_.has(tail, 0, CacheTier::device);
       if (!here && !this->cache_.has(tail, 0, CacheTier::host)) continue;
       if (here ? !this->cache_.resume(tail, pages) : !load_tail(tail, held, pages, deadline)) break;
@@ -257,6 +261,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   // Starts the load of what `path_` lacks on the device. Returns the pages that are usable: fewer than all, with nothing started, if one has no page to go to.
   std::int64_t bring(CacheMiss& reason, Deadline deadline) {
     detail::TierPages pages;
+    if (const std::size_t good = this->first_unwritten(path_, reason); good < path_.size()) return static_cast<std::int64_t>(good);
     // Finding room takes note of copies that have ended, and one of them may have been the load of a page that was passed as on its way: once more,
     // until nothing is missing.
     for (std::size_t before = 0;; before = pages.size()) {

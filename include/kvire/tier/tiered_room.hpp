@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
+
 #include <kvire/tier/tiered_files.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -72,6 +74,33 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
       this->note_page(CacheWork::evict, tier, node, s, this->request_, elsewhere ? "" : "lost");
     });
     this->cache_.drop(node, space, tier);
+  }
+
+  // Whether work has failed to write a page that the device has: leases that name it are refused.
+  bool unwritten(std::int32_t node, int space) {
+    return this->cache_.has(node, space, CacheTier::device) && !ledger_of(*this->pools_.device, space).readable(this->cache_.device(node, space).id()).ok();
+  }
+  // Place of the first page of a path of which that is so, in a space that needs it, which is the reason then; the length of the path: there is none.
+  std::size_t first_unwritten(std::span<const std::int32_t> path, CacheMiss& reason) {
+    std::size_t first = path.size();
+    for (int s = 0; s < spaces; ++s) {
+      if (!ledger_of(*this->pools_.device, s).any_failed_writes()) continue;
+      for (std::size_t i = 0; i < first; ++i) {
+        if (this->cache_.needed(s, static_cast<std::int64_t>(path.size() - 1 - i)) && unwritten(path[i], s)) first = i;
+      }
+    }
+    if (first < path.size()) reason = CacheMiss::not_written;
+    return first;
+  }
+  // Gives up such pages of a node, so that who computes them anew finds room for them here. False if none may go: somebody holds them.
+  bool give_up_unwritten(std::int32_t node) {
+    bool gone = false;
+    for (int s = 0; s < spaces; ++s) {
+      if (this->cache_.pins(node, s) > 0 || this->cache_.in_flight(node, s) || !unwritten(node, s)) continue;
+      give_up(node, s, CacheTier::device);
+      gone = true;
+    }
+    return gone;
   }
 
   // Asks for host copies of a node's device pages.

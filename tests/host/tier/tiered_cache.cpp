@@ -301,22 +301,95 @@ TEST_CASE("cache counters: a visitor sees every number with its labels") {
   CHECK(seen.size() == 11 + cache_miss_count + cache_tiers * (2 + 7 * 2));
 }
 
-TEST_CASE("tiered cache: a page that nothing has written is given up instead of copied, and hinders nobody") {
-  Rig rig(sizes(4, 8));
-  auto request = rig.run(text(1, 1)).value();
-  const auto tokens = text(1, 2);
-  constexpr int full = Rig::Model::space_index<space::Full>();
-  auto& ledger = rig.device_ledger<space::Full>();
+namespace {
+
+constexpr int full = Rig::Model::space_index<space::Full>();
+constexpr int window = Rig::Model::space_index<space::Window>();
+
+// Device pages for one page of tokens, of which the kernel has not run that was to write one of them.
+template <class Space>
+Rig::Cache::Pages unwritten_pages(Rig& rig) {
   Rig::Cache::Pages pages;
   pages[full] = rig.cache().allocate<space::Full>().value();
-  pages[Rig::Model::space_index<space::Window>()] = rig.cache().allocate<space::Window>().value();
-  const std::vector<DevicePage> unwritten{pages[full].id()};
+  pages[window] = rig.cache().allocate<space::Window>().value();
+  const std::vector<DevicePage> unwritten{pages[static_cast<std::size_t>(Rig::Model::space_index<Space>())].id()};
   const auto kernel = Event<Host>::make("kernel");
-  (void)ledger.hold(unwritten, PageUse::store, kernel).value();
-  CHECK(rig.cache().publish(request, std::span(tokens).subspan(page), std::span(&pages, 1)).ok());
+  (void)rig.device_ledger<Space>().hold(unwritten, PageUse::store, kernel).value();
   kernel.complete(Error{ErrorCode::failed, "did not run"});
-  CHECK_FALSE(ledger.readable(unwritten[0]).ok());
-  request = {};
+  CHECK_FALSE(rig.device_ledger<Space>().readable(unwritten[0]).ok());
+  return pages;
+}
+// The first page of a text that was computed, and a second that was published and never written.
+template <class Space>
+Rig::Cache::Held with_unwritten_page(Rig& rig) {
+  auto request = rig.run(text(1, 1)).value();
+  const auto tokens = text(1, 2);
+  auto pages = unwritten_pages<Space>(rig);
+  CHECK(rig.cache().publish(request, std::span(tokens).subspan(page), std::span(&pages, 1)).ok());
+  return request;
+}
+std::int64_t missed_unwritten(Rig& rig) { return rig.cache().counters().missed_pages[static_cast<int>(CacheMiss::not_written)]; }
+
+template <class Space>
+void check_unwritten_is_a_miss() {
+  Rig rig(sizes(8, 0));
+  (void)with_unwritten_page<Space>(rig);
+  {
+    auto held = rig.cache().acquire(rig.root(), text(1, 2));
+    CHECK(held.tokens == page);
+    CHECK(rig.read(held).ok());
+  }
+  CHECK(missed_unwritten(rig) == 1);
+  CHECK(rig.cache().counters().hit_pages == 1);
+  CHECK(on(rig, CacheTier::device, Rig::Model::space_index<Space>()).lost_pages == 1);
+  // Computed anew, it is the cache's, and a hit like any other.
+  CHECK(rig.run(text(1, 2)).ok());
+  auto held = rig.cache().acquire(rig.root(), text(1, 2));
+  CHECK(held.tokens == 2 * page);
+  CHECK(rig.read(held).ok());
+  CHECK(missed_unwritten(rig) == 1);
+  // The other space's page of the first try stayed, where the pages of this one are needed for a window only.
+  if (std::is_same_v<Space, space::Full>) CHECK(rig.wrong_pages() == 0);
+}
+
+}  // namespace
+
+TEST_CASE("tiered cache: a page that work has failed to write is a miss, and makes room for one that is computed anew") {
+  check_unwritten_is_a_miss<space::Full>();
+  check_unwritten_is_a_miss<space::Window>();
+}
+
+TEST_CASE("tiered cache: a page that work has failed to write stays with who holds it") {
+  Rig rig(sizes(8, 8));
+  auto request = with_unwritten_page<space::Full>(rig);
+  CHECK(rig.cache().acquire(rig.root(), text(1, 2)).tokens == page);
+  CHECK(missed_unwritten(rig) == 1);
+  CHECK(on(rig, CacheTier::device, full).lost_pages == 0);
+  // The step was repeated: it can be read.
+  const std::vector<DevicePage> written{rig.cache().cache().device(request.prefix.node(), full).id()};
+  rig.device_ledger<space::Full>().assume_written(written);
+  CHECK(rig.cache().acquire(rig.root(), text(1, 2)).tokens == 2 * page);
+  CHECK(missed_unwritten(rig) == 1);
+}
+
+TEST_CASE("tiered cache: a tail that work has failed to write is not resumed") {
+  Rig rig(sizes(8, 0));
+  auto held = rig.run(text(1, 1)).value();
+  const auto tail = Rig::text(1, page + 5);
+  auto pages = unwritten_pages<space::Full>(rig);
+  CHECK(rig.cache().park(held, std::span(tail).subspan(page), pages).ok());
+  CHECK(rig.cache().resume(held, std::span(tail).subspan(page), pages) == 0);
+  CHECK(rig.cache().counters().missed_tails == 1);
+  CHECK(held.tokens == page);
+  CHECK(rig.park(held, std::span(tail).subspan(page)).ok());
+  CHECK(rig.resume(held, std::span(tail).subspan(page)).value() == 5);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a page that nothing has written is given up instead of copied, and hinders nobody") {
+  Rig rig(sizes(4, 8));
+  const auto tokens = text(1, 2);
+  (void)with_unwritten_page<space::Full>(rig);
 
   CHECK(rig.run(text(2, 4)).ok());
   CHECK(on(rig, CacheTier::device, full).lost_pages == 1);
