@@ -71,6 +71,14 @@ std::vector<Fault> transfer_faults() {
       {"their tensor is shorter than its pages", "adoption", ErrorCode::mismatch, [] { return adopt_with([](auto& o) { o.bytes_per_layer -= 1; }); }},
       {"their tensor starts off alignment", "adoption", ErrorCode::mismatch, [] { return adopt_with([](auto& o) { o.bases[0] += 2; }); }},
       {"two layers given the same memory", "adoption", ErrorCode::duplicate, [] { return adopt_with([](auto& o) { o.bases.push_back(o.bases[0]); }); }},
+      {"their tensor adopted by two pools at a time", "adoption", ErrorCode::busy,
+       [] {
+         std::optional<DevicePool<Bf16Contiguous<64, 128>, Host>> first;
+         return adopt_with([&first](auto& o) {
+           first = adopt<Bf16Contiguous<64, 128>, Host>(o).value();
+           o.name = "theirs again";
+         });
+       }},
       {"page id beyond the pool", "transfer", ErrorCode::out_of_range,
        [] {
          Pools p;

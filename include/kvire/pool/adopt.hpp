@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/pool/adopted_memory.hpp>
 #include <kvire/pool/pool.hpp>
 
 KVIRE_NAMESPACE_BEGIN
@@ -17,18 +18,10 @@ struct AdoptOptions {
 
 namespace detail {
 
-// Pages of two layers with the same stride overlap if their distance, modulo the stride, is less than a page either way.
-inline bool layers_overlap(const std::byte* a, const std::byte* b, std::int64_t stride, std::int64_t pages, std::int64_t page_bytes) {
-  const auto x = reinterpret_cast<std::uintptr_t>(a);
-  const auto y = reinterpret_cast<std::uintptr_t>(b);
-  const auto apart = static_cast<std::uint64_t>(x < y ? y - x : x - y);
-  const auto u_stride = static_cast<std::uint64_t>(stride);
-  const auto u_page = static_cast<std::uint64_t>(page_bytes);
-  if (apart >= u_stride * static_cast<std::uint64_t>(pages - 1) + u_page) return false;
-  const std::uint64_t rest = apart % u_stride;
-  if (rest < u_page) return true;
-  // The later layer's page starts inside the page after the next of the earlier one, if that still exists.
-  return rest > u_stride - u_page && apart / u_stride + 1 < static_cast<std::uint64_t>(pages);
+// The pages of one layer of an adopted cache.
+template <class P>
+PageRuns runs_of(const AdoptOptions& o, std::size_t layer) {
+  return {reinterpret_cast<std::uintptr_t>(o.bases[layer]), o.page_stride, o.pages, P::page_bytes};
 }
 
 template <class P>
@@ -70,7 +63,7 @@ Status check_adopted(const AdoptOptions& o) {
                                                 " on reach beyond the address space"};
     }
     for (std::size_t j = 0; j < i; ++j) {
-      if (layers_overlap(o.bases[j], o.bases[i], o.page_stride, o.pages, P::page_bytes)) {
+      if (pages_meet(runs_of<P>(o, j), runs_of<P>(o, i))) {
         return Error{ErrorCode::duplicate, who + "layers " + std::to_string(j) + " and " + std::to_string(i) + " overlap: their bases are " +
                                                   number(o.bases[i] < o.bases[j] ? o.bases[j] - o.bases[i] : o.bases[i] - o.bases[j]) +
                                                   " bytes apart, pages of " + number(P::page_bytes) + " bytes every " + number(o.page_stride)};
@@ -83,8 +76,12 @@ Status check_adopted(const AdoptOptions& o) {
 template <class P, class Backend, class Side>
 Result<PagePool<P, Backend, Side>> adopt_with(AdoptOptions options, Result<PageLedger<typename Side::page_id, Backend>> ledger) {
   if (!ledger.ok()) return ledger.error();
+  std::vector<PageRuns> layers;
+  for (std::size_t layer = 0; layer < options.bases.size(); ++layer) layers.push_back(runs_of<P>(options, layer));
+  auto claim = AdoptedMemory::claim(options.name, std::move(layers), std::move(options.owner));
+  if (!claim.ok()) return claim.error();
   auto slab = Slab<Backend>::adopt(std::move(options.bases), options.page_stride, static_cast<std::int32_t>(options.pages), P::page_bytes,
-                          std::move(options.owner), &BackendMemory<Backend, Side>::fill);
+                                   std::move(claim).value(), &BackendMemory<Backend, Side>::fill);
   return pool_access::adopt<P, Backend, Side>(std::move(ledger).value(), std::move(slab), options.name);
 }
 
@@ -98,7 +95,8 @@ void name_adopted(AdoptOptions& options) {
 /// A pool over memory that somebody else allocated, of the layout that the caller names: nothing is derived from shapes or sizes, they are
 /// only checked. Pages are allocated by the pool, so nobody else may. The memory is neither zeroed nor freed.
 /// Errors: mismatch, with both numbers, for a stride, an alignment or a byte count that the policy contradicts; duplicate for overlapping
-/// layers; invalid_argument for counts; out_of_range for a buffer beyond the address space.
+/// layers; busy for pages that a pool has adopted which is still there, or what holds its pages; invalid_argument for counts; out_of_range for a buffer
+/// beyond the address space.
 template <class P = void, class Backend = Host, class Side = DeviceSide>
 auto adopt(AdoptOptions options) {
   (void)sizeof(rule::AdoptPolicy<P>);

@@ -43,8 +43,9 @@ TEST_CASE("adopt: one buffer a layer, strides beyond the page, the policy by nam
   CHECK(pool_access::view(pool, EntrySlot(1)).page(7) == b.at(7 * stride));
   CHECK(pool.allocate(7).value().size() == 7);
   CHECK_FALSE(pool.allocate(8).ok());
-  // the same bytes under the other name are another pool type: which one they are only their owner knows
-  auto twin = adopt<Interleaved, Host>({.bases = {a.at(0)}, .page_stride = Interleaved::page_bytes, .pages = 8, .bytes_per_layer = 8 * 8'448}).value();
+  // the same layout under the other name is another pool type: which one the bytes are only their owner knows
+  Foreign c(8 * Interleaved::page_bytes);
+  auto twin = adopt<Interleaved, Host>({.bases = {c.at(0)}, .page_stride = Interleaved::page_bytes, .pages = 8, .bytes_per_layer = 8 * 8'448}).value();
   static_assert(!std::is_same_v<decltype(pool), decltype(twin)>);
   CHECK(twin.name() == "adopted.Fp8WithScaleInterleaved");
 }
@@ -71,6 +72,66 @@ TEST_CASE("adopt: all layers inside one page") {
                  "layers 0 and 2 overlap"));
   CHECK(adopt<Planar, Host>({.bases = {unified.at(0), unified.at(0)}, .page_stride = stride, .pages = 4, .bytes_per_layer = 4 * stride}).error().code ==
         ErrorCode::duplicate);
+}
+
+TEST_CASE("adopt: pages that a pool has adopted are refused to another until it has gone, with what holds its pages") {
+  Foreign memory(8 * Planar::page_bytes);
+  const AdoptOptions all{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448, .name = "first"};
+  auto second = all;
+  second.name = "second";
+  PageRef<DevicePage> ref;
+  {
+    auto pool = adopt<Planar, Host>(all).value();
+    const auto refused = adopt<Interleaved, Host>(second);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::busy);
+    CHECK(contains(refused.error(), "adopting second: pages of its layer 0 are pages of layer 0 of pool first"));
+    CHECK(adopt<Planar, Host, HostSide>(second).error().code == ErrorCode::busy);
+    auto moved = std::move(pool);
+    CHECK_FALSE(adopt<Planar, Host>(second).ok());
+    ref = moved.allocate().value();
+  }
+  CHECK_FALSE(adopt<Planar, Host>(second).ok());
+  ref.reset();
+  CHECK(adopt<Planar, Host>(second).ok());
+}
+
+TEST_CASE("adopt: a dropped transfer keeps the memory until it has ended, and no longer") {
+  Foreign memory(8 * Planar::page_bytes);
+  const AdoptOptions options{.bases = {memory.at(0)}, .page_stride = 8'448, .pages = 8, .bytes_per_layer = 8 * 8'448};
+  const auto event = Event<Host>::make("transfer");
+  {
+    auto pool = adopt<Planar, Host>(options).value();
+    const auto page = pool.allocate().value();
+    const DevicePage ids[] = {page.id()};
+    (void)pool.hold(ids, PageUse::load, event).value();
+  }
+  CHECK_FALSE(adopt<Planar, Host>(options).ok());
+  event.complete();
+  CHECK(adopt<Planar, Host>(options).ok());
+}
+
+TEST_CASE("adopt: pools side by side in one buffer, and every way to meet") {
+  // Blocks of a bf16 page, 16,384 bytes, and an fp8 page, 8,448: a pool of each, from either order.
+  constexpr std::int64_t block = Bf16::page_bytes + Planar::page_bytes;
+  Foreign memory(4 * block);
+  const auto in_blocks = [&](std::int64_t offset, std::int64_t page_bytes) {
+    return AdoptOptions{.bases = {memory.at(offset)}, .page_stride = block, .pages = 4, .bytes_per_layer = 3 * block + page_bytes};
+  };
+  auto large = adopt<Bf16, Host>(in_blocks(0, Bf16::page_bytes)).value();
+  CHECK(adopt<Planar, Host>(in_blocks(Bf16::page_bytes, Planar::page_bytes)).ok());
+  CHECK_FALSE(adopt<Planar, Host>(in_blocks(Bf16::page_bytes - 16, Planar::page_bytes)).ok());
+  CHECK_FALSE(adopt<Planar, Host>(in_blocks(64, Planar::page_bytes)).ok());
+  // Another stride: fp8 pages of every other block.
+  const auto every_other = [&](std::int64_t offset, std::int64_t pages) {
+    return AdoptOptions{.bases = {memory.at(offset)}, .page_stride = 2 * block, .pages = pages, .bytes_per_layer = (pages - 1) * 2 * block + Planar::page_bytes};
+  };
+  CHECK(adopt<Planar, Host>(every_other(Bf16::page_bytes, 2)).ok());
+  CHECK_FALSE(adopt<Planar, Host>(every_other(Bf16::page_bytes - 16, 2)).ok());
+  auto late = every_other(Bf16::page_bytes, 2);
+  late.page_stride = block + 16;  // the first page is apart, the second begins 16 bytes later in its block
+  late.bytes_per_layer = block + 16 + Planar::page_bytes;
+  CHECK_FALSE(adopt<Planar, Host>(late).ok());
 }
 
 TEST_CASE("adopt: what contradicts the policy is an error with both numbers") {
