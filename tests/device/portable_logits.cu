@@ -26,6 +26,23 @@ TEST_CASE("portable logits have the same bits on every run, over any number of S
   same_bits<Bf16, Element::bf16, 64, 2, Portable>(20);
 }
 
+TEST_CASE("portable logits: ids beyond the pool are skipped and counted, NaN keys score -inf and are counted") {
+  auto c = random_case<Fp8>(5, {300, 100}, 1, 64, Element::e4m3);
+  c.table[1] = c.pages;
+  c.table[2] = 0x7FFFFFFF;
+  for (const int page : {0, 1}) {  // tiles that are in hand together
+    const std::int32_t id = c.table[static_cast<std::size_t>(c.table_stride + page)];
+    REQUIRE(id > 0);
+    for (const int token : {5, 14}) c.memory[static_cast<std::size_t>(c.page_stride * id + token * 128 + 3)] = 0x7F;  // of row 1
+  }
+  for (const int sms : {multiprocessors(), 1}) {
+    const auto outcome = run_case<Fp8, Element::e4m3, 64, 1, Portable>(c, sms);
+    check_against_reference<Fp8>(c, outcome, 2e-4);
+    CHECK(outcome.bad_pages == 2);
+    CHECK(outcome.nan_logits == 4);
+  }
+}
+
 TEST_CASE("golden logits by the portable kernel") {
   for_each_golden("logits_fp8_h64", [](const Safetensors& f) { golden_logits<Fp8, Element::e4m3, 64, 1, Portable>(f, 2e-4); });
   for_each_golden("logits_fp8_h32_n2", [](const Safetensors& f) { golden_logits<Fp8, Element::e4m3, 32, 2, Portable>(f, 2e-4); });

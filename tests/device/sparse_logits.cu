@@ -73,6 +73,25 @@ TEST_CASE("logits have the same bits on every run, over any number of SMs, and a
   same_bits<Fp4, Element::e4m3, 64, 1>(20);
 }
 
+// Joined: as Alone, but its CTAs are joined whatever the number of tiles.
+template <class P, int NextN, class Alone, class Joined>
+void check_joined() {
+  for (const std::vector<std::int32_t>& lengths : {std::vector<std::int32_t>{700, 64, 0, 1, 2047, 130}, {65}, std::vector<std::int32_t>(40, 70)}) {
+    const auto c = random_case<P>(78, lengths, NextN, 64, Element::e4m3);
+    for (const int sms : {1, 2, multiprocessors()}) {
+      const auto joined = run_case<P, Element::e4m3, 64, NextN, Joined>(c, sms);
+      CHECK(joined.bits == run_case<P, Element::e4m3, 64, NextN, Alone>(c, sms).bits);
+      check_against_reference<P>(c, joined, 2e-4, 7);
+    }
+  }
+}
+
+TEST_CASE("logits by joined CTAs have the bits of those by CTAs of one unit, also where units have nothing to do") {
+  if (!hopper()) return;
+  check_joined<Fp4, 1, sm90::LogitsShape<3, 4, false, 1, true>, sm90::LogitsShape<3, 4, false, 1, true, 1>>();
+  check_joined<Fp8, 2, sm90::LogitsShape<3, 3, true, 2, true>, sm90::LogitsShape<3, 3, true, 2, true, 1>>();
+}
+
 TEST_CASE("ids beyond the pool are skipped and counted, NaN keys score -inf and are counted") {
   if (!hopper()) return;
   auto c = random_case<Fp8>(5, {300, 100}, 1, 64, Element::e4m3);

@@ -15,37 +15,51 @@ namespace sm90::detail {
 
 using ptx::Words4;
 
-/// The e4m3 codes of the eight e2m1 magnitudes times 2^(index - 9), for index 1 to 15, all exact; zeros for 0, NaN for 16.
-KVIRE_DEVICE KVIRE_INLINE void make_codes(kstd::uint32_t at, int index) {
-  kstd::uint32_t low = 0x3C383000U + 0x08080800U * static_cast<kstd::uint32_t>(index - 9);
-  kstd::uint32_t high = 0x4C484440U + 0x08080808U * static_cast<kstd::uint32_t>(index - 9);
-  if (index == 3) low = 0x0C080400U, high = 0x1C181410U;
-  if (index == 2) low = 0x06040200U, high = 0x14100C08U;
-  if (index == 1) low = 0x03020100U, high = 0x0C080604U;
-  if (index == 0) low = 0, high = 0;
-  if (index == 16) low = high = 0x7F7F7F7FU;
-  ptx::store_shared(at + index * 8, low);
-  ptx::store_shared(at + index * 8 + 4, high);
+/// The e4m3 codes of the eight e2m1 magnitudes times 2^(6 - depth), for depth 0 to 14, all exact, with the sign set; for depth 15 eight times 0x40.
+KVIRE_DEVICE KVIRE_INLINE void make_codes(kstd::uint32_t at, int depth) {
+  kstd::uint32_t low = 0x3C383000U + 0x08080800U * static_cast<kstd::uint32_t>(6 - depth);
+  kstd::uint32_t high = 0x4C484440U + 0x08080808U * static_cast<kstd::uint32_t>(6 - depth);
+  if (depth == 12) low = 0x0C080400U, high = 0x1C181410U;
+  if (depth == 13) low = 0x06040200U, high = 0x14100C08U;
+  if (depth == 14) low = 0x03020100U, high = 0x0C080604U;
+  ptx::store_shared(at + depth * 8, depth == 15 ? 0x40404040U : low | 0x80808080U);
+  ptx::store_shared(at + depth * 8 + 4, depth == 15 ? 0x40404040U : high | 0x80808080U);
 }
 
-/// This lane's part of a tile of e2m1 keys as operand A: rows `row` and `row` + 8, of which lane c of a quad owns block c. The blocks' exponents are taken
-/// relative to the token's largest, and that one, as the factor of the token this lane finishes, is returned. e4m3 operands hold magnitudes times 2^-8 to
-/// 2^6 exactly; `lost` says that a block lay below that.
+/// Whether a block, one of each half, lies so far below its token's largest that an e4m3 operand does not hold it.
 template <class Plan>
-KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4], bool (&lost)[2], kstd::uint32_t stage, kstd::uint32_t codes, int row, int c) {
+KVIRE_DEVICE KVIRE_INLINE bool loses(kstd::uint32_t depths) {
+  return __vminu2(depths, Plan::fp4_depth * 0x10001U) != depths;
+}
+
+/// 2^(exponent - 127 - Shift), NaN for 255.
+template <int Shift>
+KVIRE_DEVICE KVIRE_INLINE float scale_number(kstd::uint32_t exponent) {
+  const kstd::uint32_t bits = exponent << 23;
+  float x = __uint_as_float(bits > 0x400000U ? bits : 0x400000U);
+  if constexpr (Shift != 0) x = mul_exact(x, 1.0F / (1 << Shift));
+  return fma_exact(x, 0.0F, x);  // infinity times 0
+}
+
+/// This lane's part of a tile of e2m1 keys as operand A: block c of two rows, the second 8 behind the first, whose scale and elements are at `scale_at` and
+/// `key_at`. The blocks' exponents are taken relative to the token's largest, and that one, as the factor of the token this lane finishes, is returned.
+/// `depths`: how far below the largest the blocks are, one in each half of the word. `positive`: 0x40404040 in a register, not
+/// a constant, which the assembler would bring into another register for each use.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4], kstd::uint32_t& depths, kstd::uint32_t scale_at, kstd::uint32_t key_at,
+                                              kstd::uint32_t codes, kstd::uint32_t positive, int c) {
   constexpr int n = Plan::key_row / 16;  // words of a lane and key: 8 elements each
   kstd::uint32_t exponent[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t at = stage + Plan::value_bytes + (row + half * 8) * Plan::scale_row + c * Plan::blocks / 4;
-    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(exponent[half]) : "r"(at) : "memory");
-  }
-  kstd::uint32_t most = (exponent[0] == 255 ? 0 : exponent[0]) | (exponent[1] == 255 ? 0 : exponent[1]) << 16;
-  most = __vmaxu2(most, __shfl_xor_sync(~0U, most, 1));
+  for (int half = 0; half < 2; ++half) asm volatile("ld.shared.u8 %0, [%1];" : "=r"(exponent[half]) : "r"(scale_at + half * 8 * Plan::scale_row) : "memory");
+  const kstd::uint32_t both = exponent[1] * 0x10000U + exponent[0];
+  kstd::uint32_t most = __vmaxu2(both, __shfl_xor_sync(~0U, both, 1));
   most = __vmaxu2(most, __shfl_xor_sync(~0U, most, 2));
+  depths = most - both;
+  const kstd::uint32_t held = __vminu2(depths, (Plan::fp8 ? Plan::fp4_depth : 253) * 0x10001U);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const kstd::uint32_t from = stage + (row + half * 8) * Plan::key_row + c * n * 4;
+    const kstd::uint32_t from = key_at + half * 8 * Plan::key_row;
     kstd::uint32_t words[n];
     if constexpr (n == 4) {
       const Words4 v = ptx::load_shared4(from);
@@ -53,26 +67,21 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
     } else {
       asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from) : "memory");
     }
-    const int below = static_cast<int>(exponent[half]) - static_cast<int>(most >> 16 * half & 0xFFFFU);  // at most 0
     if constexpr (Plan::fp8) {
-      int index = below + 15 < 0 ? 0 : below + 15;
-      if (exponent[half] == 255) index = 16;
-      lost[half] = below < -14 && exponent[half] != 255;
+      const kstd::uint32_t entry = half == 0 ? held * 8 & 0xFFFFU : held * 8 >> 16;
       kstd::uint32_t low, high;
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(codes + index * 8) : "memory");
+      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(codes + entry) : "memory");
 #pragma unroll
       for (int u = 0; u < n; ++u) {
-        const kstd::uint32_t magnitude = words[u] & 0x77777777U;
-        const kstd::uint32_t a = permute(low, high, magnitude), b = permute(low, high, magnitude >> 16);
-        k[u][half] = permute(a, b, 0x6420) | (words[u] << 4 & 0x80808080U);      // elements 0, 2, 4, 6
-        k[u][half + 2] = permute(a, b, 0x7531) | (words[u] & 0x80808080U);  // 1, 3, 5, 7
+        // A selector's fourth bit asks for the byte's sign eight times instead of the byte: 0x40 becomes 0 where the element is negative, and 2 * 0x40
+        // takes the sign off the others' codes.
+        const kstd::uint32_t w = words[u], magnitudes = w & 0x77777777U;
+        k[u][half] = permute(low, high, magnitudes) - 2 * permute(positive, positive, w);
+        k[u][half + 2] = permute(low, high, magnitudes >> 16) - 2 * permute(positive, positive, w >> 16);
       }
     } else {
       // As bf16 subnormals and small normals the bits of e2m1 are its value times 2^-126.
-      const int biased = 253 + below;
-      kstd::uint32_t factor = biased < 1 ? 0 : static_cast<kstd::uint32_t>(biased) << 7;
-      if (exponent[half] == 255) factor = 0x7FC0;
-      factor |= factor << 16;
+      const kstd::uint32_t factor = (253 - (half == 0 ? held & 0xFFFFU : held >> 16)) * 0x00800080U;
 #pragma unroll
       for (int u = 0; u < n; ++u) {
         const kstd::uint32_t w = words[u];
@@ -83,9 +92,7 @@ KVIRE_DEVICE KVIRE_INLINE float load_fp4_keys(kstd::uint32_t (&k)[Plan::steps][4
       }
     }
   }
-  const kstd::uint32_t top = c % 2 != 0 ? most >> 16 : most & 0xFFFFU;
-  if constexpr (Plan::fp8) return __uint_as_float(top > 6 ? (top - 6) << 23 : 1U << (top + 16));  // 2^(top - 127 - 6)
-  return __uint_as_float(top > 0 ? top << 23 : 0x400000U);
+  return scale_number<Plan::fp8 ? 6 : 0>(c % 2 != 0 ? most >> 16 : most & 0xFFFFU);
 }
 
 /// The logits of one token whose blocks span more binades than e4m3 has, in f32 by one warp: rare, and slow. `position`: which of the row's tokens it is;
@@ -124,14 +131,12 @@ KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int 
   }
 }
 
-/// The same for all tokens of a warp, `first` and the 15 behind, at `position` and behind, of which `lost` says that their products may be wrong. After
-/// their logits were written.
+/// The same for all tokens of a warp, `first` and the 15 behind, at `position` and behind, with `depths` of load_fp4_keys. After their logits were written.
 template <class P, class Plan, int Heads, class Shape>
-KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, int first, int position, const bool (&lost)[2], kstd::uint32_t shared, int lane) {
-  if (!__any_sync(~0U, lost[0] || lost[1])) return;
+KVIRE_DEVICE KVIRE_INLINE void exact_logits(const LogitsArguments& a, int row, int first, int position, kstd::uint32_t depths, kstd::uint32_t shared, int lane) {
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    unsigned found = __ballot_sync(~0U, half == 0 ? lost[0] : lost[1]);
+    unsigned found = __ballot_sync(~0U, (depths >> 16 * half & 0xFFFFU) > Plan::fp4_depth);
     while (found != 0) {
       const int quad = (__ffs(static_cast<int>(found)) - 1) / 4;
       found &= ~(15U << quad * 4);

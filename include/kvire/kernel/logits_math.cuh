@@ -53,7 +53,7 @@ KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x) {
   asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.b16 [%0], h;\n}" ::"l"(to), "f"(x) : "memory");
 }
 
-/// Four bytes picked from the eight of low and high by the nibbles of `select`, all below 8.
+/// Four bytes picked from the eight of low and high by the nibbles of `select`; from 8 on a byte of eight times the sign of the one that the lower bits pick.
 KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t permute(kstd::uint32_t low, kstd::uint32_t high, kstd::uint32_t select) {
   kstd::uint32_t d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(select));

@@ -12,21 +12,24 @@ KVIRE_NAMESPACE_BEGIN
 namespace sm90 {
 
 inline constexpr int group_threads = 128;
+inline constexpr int unit_threads = group_threads + 32;  // a consumer warpgroup and its producer warp
 
 /// How a CTA is built. Stages: of the ring of tiles. CtasPerSm: CTAs that share an SM. Swizzled: keys are an operand in shared memory, brought there by
 /// tensor copies, instead of registers. Together: query tokens of a product, 1 or 2. Resident: weights stay in registers, if there are at most two
-/// query tokens.
-template <int Stages, int CtasPerSm, bool Swizzled = false, int Together = 1, bool Resident = false>
+/// query tokens. JoinedFrom: tiles a share from which what were CTAs that share an SM are units of one CTA, each with its own share and ring; 0: never.
+/// Warp i of a CTA runs on scheduler i % 4 of its SM: the producers of units burden different schedulers, those of CTAs one and the same. But a CTA
+/// of so many warps takes longer to start.
+template <int Stages, int CtasPerSm, bool Swizzled = false, int Together = 1, bool Resident = false, int JoinedFrom = 0>
 struct LogitsShape {
   static constexpr int stages = Stages;
   static constexpr int ctas_per_sm = CtasPerSm;
   static constexpr bool swizzled = Swizzled;
   static constexpr int together = Together;
   static constexpr bool resident = Resident;
+  static constexpr int joined_from = JoinedFrom;
   static constexpr bool best = false;
   static constexpr bool candidates = false;
   static constexpr bool options = false;
-  static constexpr int threads = group_threads + 32;
   static_assert(require_tuning<LogitsShape, (Stages <= 32)>());  // a lane of the producer sets up each
 };
 
@@ -41,6 +44,7 @@ struct KeepBest : Shape {
 template <class Shape>
 struct KeepCandidates : Shape {
   static constexpr bool candidates = true;
+  static constexpr int joined_from = 0;  // a CTA has one list of candidates
   static_assert(require_tuning<KeepCandidates, !Shape::options>());
 };
 
@@ -88,6 +92,7 @@ struct LogitsPlan {
   static constexpr int query_row = dim * bits(Query) / 8;  // bytes
   static constexpr int key_row = dim * bits(key) / 8;
   static constexpr bool fp4 = key == Element::e2m1;
+  static constexpr int fp4_depth = 14;  // binades below a token's largest scale that e4m3 operands hold e2m1 elements of
   static constexpr int blocks = [] {
     if constexpr (scaled) return P::template count_of<role::Scale>;
     return 0;
@@ -141,7 +146,7 @@ struct LogitsPlan {
   static constexpr int visible_at = query_empty_at + (swizzled ? query_stages * 8 : 0);
   static constexpr int rows_at = visible_at + query_stages * NextN * 4;  // swizzled: whose queries a stage has
   static constexpr int codes_at = (rows_at + (swizzled ? query_stages * 4 : 0) + 15) / 16 * 16;
-  static constexpr int own_bytes = codes_at + (fp4 && fp8 ? 17 * 8 : 0);
+  static constexpr int own_bytes = codes_at + (fp4 && fp8 ? 16 * 8 : 0);
   // KeepCandidates: scores of a query token that a CTA holds before it prunes them.
   static constexpr int kept_at = (own_bytes + 15) / 16 * 16;
   static constexpr int kept = [] {
@@ -151,7 +156,9 @@ struct LogitsPlan {
     return 1536;
   }();
   static constexpr int shared_bytes = Shape::candidates ? kept_at + detail::kept_scores_bytes(kept, NextN) : own_bytes;
-  static_assert(require_tuning<LogitsPlan, (shared_bytes <= 227 * 1024 && NextN % Shape::together == 0)>());
+  static constexpr int unit_pitch = (shared_bytes + 1023) / 1024 * 1024;  // from a unit's to the next
+  static constexpr int most_shared_bytes = Shape::joined_from > 0 ? (Shape::ctas_per_sm - 1) * unit_pitch + shared_bytes : shared_bytes;
+  static_assert(require_tuning<LogitsPlan, (most_shared_bytes <= 227 * 1024 && NextN % Shape::together == 0)>());
   static_assert(require_tuning<LogitsPlan, (!swizzled || stages_at % (8 * width) == 0)>());
 };
 
@@ -166,8 +173,10 @@ struct DefaultShape {
   static constexpr int together = swizzled && NextN % 2 == 0 ? 2 : 1;
   // Two query tokens a product, or keys of 32 words a lane, need the registers of three CTAs an SM; bf16 tiles fill memory's queue with three, too.
   static constexpr int most = together == 2 || Query == Element::bf16 ? 3 : 4;
+  // Where a tile takes longer than memory, and not for a few tiles a share.
+  static constexpr int joined_from = key == Element::e2m1 ? 6 : key == Element::e4m3 && together == 2 ? 64 : 0;
   template <int Stages, int Ctas>
-  using Try = LogitsShape<Stages, Ctas, swizzled, together, NextN <= 2 && !lean>;
+  using Try = LogitsShape<Stages, Ctas, swizzled, together, NextN <= 2 && !lean, joined_from>;
   template <int Stages>
   static constexpr int bytes = LogitsPlan<P, Query, Heads, NextN, Try<Stages, 1>>::shared_bytes;
   static constexpr int stage = bytes<2> - bytes<1>;

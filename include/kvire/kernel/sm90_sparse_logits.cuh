@@ -14,8 +14,8 @@ KVIRE_NAMESPACE_BEGIN
 
 /// Paged sparse logits for Hopper: logit[b,t,s] = k_scale[s] * sum over heads of w[b,t,h] * relu(q[b,t,h] . k[s]).
 ///
-/// How it works. The pages of all rows, cut into tiles of 64 tokens, form one list; each CTA takes a contiguous share of it, found from the lengths
-/// inside the kernel. One warp brings tiles to shared memory by bulk copies through a ring of mbarriers; a warpgroup multiplies each tile by the queries
+/// How it works. The pages of all rows, cut into tiles of 64 tokens, form one list; each CTA, or each unit of a CTA, takes a contiguous share of it, found
+/// from the lengths inside the kernel. One warp brings tiles to shared memory by bulk copies through a ring of mbarriers; a warpgroup multiplies each tile by the queries
 /// and writes 64 logits for each query token. A tile is an operand in shared memory, brought there by tensor copies with a swizzle, or goes to registers
 /// (and frees its stage at once); then no tensor map is needed, so any page stride that is a multiple of 16 bytes will do.
 namespace sm90 {
@@ -25,8 +25,27 @@ struct alignas(128) TensorMap {
   unsigned char bytes[128];
 };
 
-#if KVIRE_SM90A
 namespace detail {
+
+/// Units that a CTA can have.
+template <class Shape>
+inline constexpr int most_units = Shape::joined_from > 0 ? Shape::ctas_per_sm : 1;
+
+#if KVIRE_SM90A
+
+/// Barrier `first` + 2 * unit, waited for or only arrived at. The numbers are constants: with one in a register a CTA claims all sixteen barriers, and an SM
+/// has no more than four times as many.
+template <int Units>
+KVIRE_DEVICE KVIRE_INLINE void unit_barrier(int unit, int first, int threads, bool wait = true) {
+  if constexpr (Units > 1) {
+    if (unit != Units - 1) return unit_barrier<Units - 1>(unit, first, threads, wait);
+  }
+  if (wait) {
+    ptx::named_barrier(first + 2 * (Units - 1), threads);
+  } else {
+    ptx::named_barrier_arrive(first + 2 * (Units - 1), threads);
+  }
+}
 
 /// Has the queries of a row brought to L2 by `count` threads.
 template <class Plan>
@@ -64,7 +83,7 @@ KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unus
 #pragma unroll
     for (int i = 0; i < ids; ++i) {
       if (id[i] < 0) continue;
-      const kstd::byte* page = a.pages + a.page_stride * id[i];
+      const kstd::byte* page = a.pages + a.page_stride * static_cast<unsigned>(id[i]);
       const int part = tile % Plan::tiles_per_page;
       if constexpr (Plan::swizzled) {
 #pragma unroll
@@ -188,12 +207,15 @@ struct Consumer {
   int row;
   kstd::uint32_t shared;
   int thread;
+  int unit;
   [[no_unique_address]] std::conditional_t<Shape::candidates, KeptScores<Plan::kept, next_n>, Nothing> kept;
   int lane = keep(thread % 32, thread);
   int c = lane & 3;
   int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
   int local = first + c % 2 * 8;                                 // the one that it finishes
   int key_at = keep(static_cast<int>(key_offset<Plan>(thread / 32, thread % 32)), thread);
+  int scale_at = Plan::fp4 ? keep(first * Plan::scale_row + c * Plan::blocks / 4, thread) : 0;  // of its first key, in a tile
+  kstd::uint32_t positive = Plan::fp4 && Plan::fp8 ? ptx::load_shared(shared + Plan::codes_at + 15 * 8) : 0;
   unsigned nans = 0;  // logits that this lane finished and that were NaN
   Ring<Shape::stages> tiles{0};
   Ring<Plan::query_stages> rows{0};  // swizzled
@@ -355,9 +377,9 @@ struct Consumer {
           leave_queries();
           await_queries();
         } else {
-          ptx::named_barrier(1, group_threads);  // all warps are through with the old row's queries
-          load_row<Plan, Heads>(a, row, shared, thread);
-          ptx::named_barrier(1, group_threads);
+          unit_barrier<most_units<Shape>>(unit, 1, group_threads);  // all warps are through with the old row's queries
+          load_row<Plan, Heads>(a, row, shared, here(thread));
+          unit_barrier<most_units<Shape>>(unit, 1, group_threads);
         }
         take_row();
       }
@@ -382,10 +404,11 @@ struct Consumer {
       } else {
         const kstd::uint32_t tile = shared + Plan::stages_at + used * Plan::stage_bytes;
         kstd::uint32_t keys[Plan::steps][4];
-        [[maybe_unused]] bool lost[2] = {false, false};
+        [[maybe_unused]] kstd::uint32_t depths = 0;
         float scale = 1;
         if constexpr (Plan::fp4) {
-          scale = load_fp4_keys<Plan>(keys, lost, tile, shared + Plan::codes_at, first, c);
+          const kstd::uint32_t from = tile + (Plan::blocks == 4 ? scale_at * 16 : key_at);  // 16 bytes of elements for one of scale
+          scale = load_fp4_keys<Plan>(keys, depths, tile + Plan::value_bytes + scale_at, from, shared + Plan::codes_at, positive, c);
         } else {
           load_keys<Plan>(keys, tile + key_at, first % 2 != 0);
           if constexpr (Plan::scaled) {
@@ -396,37 +419,45 @@ struct Consumer {
         complete(keys);
         products_of(keys, token, position, scale, [] {});
         if constexpr (Plan::fp4 && Plan::fp8) {
-          if (static_cast<int>(position) < 0) lost[0] = lost[1] = false;  // no page
-          const int back = local - first / 16 * 16;
-          exact_logits<P, Plan, Heads, Shape>(a, row, token - back, static_cast<int>(position) - back, lost, shared, lane);
+          if (__any_sync(~0U, loses<Plan>(depths)) && static_cast<int>(position) >= 0) {  // on a page
+            const int back = local - first / 16 * 16;
+            exact_logits<P, Plan, Heads, Shape>(a, row, token - back, static_cast<int>(position) - back, depths, shared, here(lane));
+          }
         }
       }
     }
   }
 };
 
-}  // namespace detail
 #endif  // KVIRE_SM90A
 
-/// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
+}  // namespace detail
+
+/// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: unit_threads; dynamic shared memory: Plan::shared_bytes. If Shape::joined_from
+/// is not 0, also up to Shape::ctas_per_sm times as many threads, with Plan::unit_pitch more shared memory for each further unit.
 template <class P, Element Query, int Heads, int NextN, class Shape>
-__global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ TensorMap keys,
-                                                                                        const __grid_constant__ TensorMap queries) {
+__global__ void __launch_bounds__(detail::most_units<Shape>* unit_threads, Shape::ctas_per_sm / detail::most_units<Shape>)
+    logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap queries) {
 #if KVIRE_SM90A
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = __shfl_sync(~0U, thread / 32, 0), lane = thread % 32;
-  const kstd::uint32_t shared = detail::keep(ptx::shared_address(memory), lane);
+  constexpr int group_warps = group_threads / 32, most = detail::most_units<Shape>;
+  const int units = most > 1 ? static_cast<int>(blockDim.x) / unit_threads : 1;
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  const bool produces = warp >= units * group_warps;
+  const int unit = most == 1 ? 0 : produces ? warp - units * group_warps : warp / group_warps;
+  const int thread = static_cast<int>(threadIdx.x) - unit * group_threads, lane = thread % 32;  // of a consumer
+  const unsigned index = static_cast<unsigned>(unit) * gridDim.x + blockIdx.x, count = static_cast<unsigned>(units) * gridDim.x;  // of the share
+  const kstd::uint32_t shared = detail::keep(ptx::shared_address(memory) + unit * Plan::unit_pitch, lane);
   constexpr bool selected_from = Shape::candidates;  // by a kernel that reads the lengths as soon as it starts
   if constexpr (!selected_from) ptx::launch_dependents();
   // Where this CTA's share would start were all rows as long as the table is wide: what lies there is read while the lengths are on their way.
   const int width = detail::tiles_of(detail::most_scores<Plan>(a));
   int begin, size;
-  detail::split(static_cast<unsigned>(width) * static_cast<unsigned>(a.batch), blockIdx.x, gridDim.x, begin, size);
+  detail::split(static_cast<unsigned>(width) * static_cast<unsigned>(a.batch), index, count, begin, size);
   const int guess = begin / width < a.batch ? begin / width : 0;
 
-  if (warp == group_threads / 32) {
+  if (produces) {
     if constexpr (Plan::swizzled) {
       ptx::prefetch_tensor_map(&keys);
       ptx::prefetch_tensor_map(&queries);
@@ -442,36 +473,36 @@ __global__ void __launch_bounds__(Shape::threads, Shape::ctas_per_sm) logits_ker
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
-    ptx::named_barrier_arrive(2, Shape::threads);
+    detail::unit_barrier<most>(unit, 2, unit_threads, false);
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
     detail::Producer<Plan, Heads, Shape> producer{a, keys, queries, shared, lane};
     if constexpr (Plan::swizzled) detail::bring_row<Plan, Heads>(a, &queries, guess, shared, 0, lane);
-    producer.run(ids, detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x));
+    producer.run(ids, detail::find_share<Plan>(a, lane, index, count));
   } else {
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
     // Warms L2: the whole page table, line by line over all CTAs.
     const kstd::int64_t lines = (a.table_stride * a.batch * 4 + 127) / 128;
-    const kstd::int64_t line = static_cast<kstd::int64_t>(blockIdx.x) * group_threads + thread;
+    const kstd::int64_t line = static_cast<kstd::int64_t>(index) * group_threads + thread;
     if (line < lines) ptx::prefetch_l2(reinterpret_cast<const char*>(a.page_table) + line * 128);
     if constexpr (Plan::fp4 && Plan::fp8) {
-      if (thread < 17) detail::make_codes(shared + Plan::codes_at, thread);
+      if (thread < 16) detail::make_codes(shared + Plan::codes_at, thread);
     }
     if constexpr (!Plan::swizzled) detail::load_row<Plan, Heads>(a, guess, shared, thread);
-    ptx::named_barrier(2, Shape::threads);
-    const detail::Share share = detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
+    detail::unit_barrier<most>(unit, 2, unit_threads);
+    const detail::Share share = detail::find_share<Plan>(a, lane, index, count);
     if (share.tiles == 0) return;
     if (!Plan::swizzled && share.row != guess) {  // where lengths differ; known before the first tile is there
       detail::load_row<Plan, Heads>(a, share.row, shared, thread);
-      ptx::named_barrier(1, group_threads);
+      detail::unit_barrier<most>(unit, 1, group_threads);
     }
     if constexpr (Shape::candidates) {
       auto& kept = *reinterpret_cast<detail::KeptScoresMemory<Plan::kept, NextN>*>(memory + Plan::kept_at);
-      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, {a.candidates, kept, a.candidates.whole(share.each), thread}}.run(share.tiles);
+      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, unit, {a.candidates, kept, a.candidates.whole(share.each), thread}}.run(share.tiles);
     } else {
-      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, {}}.run(share.tiles);
+      detail::Consumer<P, Plan, Heads, Shape>{a, share.row, shared, thread, unit, {}}.run(share.tiles);
     }
   }
 #else
@@ -516,6 +547,13 @@ cudaError_t make_query_map(TensorMap& map, const LogitsArguments& a) {
                             {Plan::query_width, 2, 4, Heads / 8, 1});
 }
 
+/// Tiles that the table, or the lists of blocks, have room for.
+template <class P>
+kstd::int64_t most_tiles(const LogitsArguments& a) {
+  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * P::tokens_per_page;  // of a row, at most
+  return a.batch * ((scores + tile_tokens - 1) / tile_tokens);
+}
+
 }  // namespace detail
 
 /// Whether there are KeepCandidates kernels of these pages: not of fp4 keys, some of whose scores are mended when they have been written.
@@ -524,16 +562,17 @@ constexpr bool keeps_candidates() {
   return NextN <= 2 && P::template element_of<role::Value> != Element::e2m1;
 }
 
-/// CTAs that launch_logits launches: at most `sms` times Shape::ctas_per_sm; fewer where the table cannot hold as many tiles.
+/// Shares that launch_logits makes, one for a CTA or for a unit of joined ones: at most `sms` times Shape::ctas_per_sm; fewer where the table cannot hold
+/// as many tiles.
 template <class P, class Shape>
 kstd::int64_t logits_ctas(const LogitsArguments& a, int sms) {
-  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * P::tokens_per_page;  // of a row, at most
-  const kstd::int64_t most = a.batch * ((scores + tile_tokens - 1) / tile_tokens);
+  const kstd::int64_t most = detail::most_tiles<P>(a);
   const kstd::int64_t fits = static_cast<kstd::int64_t>(sms) * Shape::ctas_per_sm;
   return most < fits ? most : fits;
 }
 
-/// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs; fewer where the table cannot hold as many tiles.
+/// Launches the kernel on `stream` with at most `sms` times Shape::ctas_per_sm CTAs, fewer where the table cannot hold as many tiles, or, from
+/// Shape::joined_from tiles a share on, with `sms` of Shape::ctas_per_sm units each.
 /// `overlap`: programmatic dependent launch. The kernel may then start while the stream's earlier kernel ends; it waits for that one before
 /// it reads anything.
 template <class P, Element Query, int Heads, int NextN, class Shape = DefaultLogitsShape<P, Query, Heads, NextN>>
@@ -541,17 +580,24 @@ cudaError_t launch_logits(const LogitsArguments& a, int sms, cudaStream_t stream
   static_assert(require_reader<P, LogitsReader>());
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
   auto* kernel = &logits_kernel<P, Query, Heads, NextN, Shape>;
-  const kstd::int64_t scores = (a.blocks != nullptr ? a.max_blocks : a.table_width) * Plan::tokens;  // of a row, at most
-  if (a.batch <= 0 || scores <= 0 || a.logits_stride <= 0) return cudaSuccess;
+  const kstd::int64_t tiles = detail::most_tiles<P>(a);
+  if (tiles <= 0 || a.logits_stride <= 0) return cudaSuccess;
   if (!Shape::options && (a.bf16 || a.blocks != nullptr)) return cudaErrorInvalidValue;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::shared_bytes);
+  kstd::int64_t ctas = logits_ctas<P, Shape>(a, sms);
+  int units = 1;
+  if (detail::most_units<Shape> > 1 && tiles >= ctas * Shape::joined_from) {
+    units = detail::most_units<Shape>;
+    ctas = sms;
+  }
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plan::most_shared_bytes);
   if (error != cudaSuccess) return error;
   TensorMap keys{}, queries{};
   if constexpr (Plan::swizzled) {
     if (const cudaError_t e = detail::make_key_map<Plan>(keys, a); e != cudaSuccess) return e;
     if (const cudaError_t e = detail::make_query_map<Plan, Heads>(queries, a); e != cudaSuccess) return e;
   }
-  return kvire::detail::launch_kernel(kernel, {logits_ctas<P, Shape>(a, sms), Shape::threads, Plan::shared_bytes, overlap}, stream, a, keys, queries);
+  const auto shared_bytes = static_cast<std::size_t>((units - 1) * Plan::unit_pitch + Plan::shared_bytes);
+  return kvire::detail::launch_kernel(kernel, {ctas, units * unit_threads, shared_bytes, overlap}, stream, a, keys, queries);
 }
 
 }  // namespace sm90
