@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The selection step of a decode, fp8 keys, 64 heads, dim 128, k = 512: logits and top-k against reading the keys' pages once, in the same run. One
-// line of CSV a shape; times in microseconds.
+// The selection step of a decode, fp8 keys, 64 heads, dim 128, k = 512, slots of pages: logits and top-k against reading the keys' pages once, in the same
+// run. One line of CSV a shape; times in microseconds.
 #include <benchmarks/support/page_reads.cuh>
 
+#include <kvire/kernel/cuda_top_k.cuh>
 #include <kvire/kernel/grouped_top_k.cuh>
 #include <kvire/kernel/sm90_sparse_logits.cuh>
-#include <kvire/kernel/top_k.cuh>
 #include <kvire/layout/policies.hpp>
 
 #include <cstring>
@@ -97,6 +97,11 @@ class Bench {
       a.batch = batch;
       a.k = k;
       a.selected = d_selected + std::int64_t(l) * batch * k;
+      a.page_table = d_table + std::int64_t(l) * used;
+      a.max_pages = width;
+      a.tokens_per_page = tokens;
+      a.page_count = pool_;
+      a.translate = true;
       return a;
     };
     using Shape = sm90::DefaultLogitsShape<Fp8, Element::e4m3, heads, 1>;
@@ -104,10 +109,9 @@ class Bench {
     const auto best = [&](int l, cudaStream_t s) {
       KVIRE_BENCH_CHECK((sm90::launch_logits<Fp8, Element::e4m3, heads, 1, sm90::KeepBest<Shape>>(logits_arguments(l), sms_, s, true)));
     };
-    const auto shape = top_k_shape(batch, length, sms_, true);
     const auto two = [&](int l, cudaStream_t s) {
       logits(l, s);
-      KVIRE_BENCH_CHECK(launch_top_k(top_k_arguments(l), nullptr, s, shape, true));
+      KVIRE_BENCH_CHECK(detail::queue_tuned_top_k(top_k_arguments(l), nullptr, s, sms_, true, true));
     };
     const auto floor = timer_.microseconds(launches, 9, [&](int l, cudaStream_t s) { launch_read_pages<Fp8::page_bytes>(pages_, d_table + std::int64_t(l) * used, used, sms_, s); });
     const auto us_logits = timer_.microseconds(launches, 9, logits);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Top-k of N(0,1) rows on disjoint inputs: one line of CSV for each row length, batch, shape and k, with the multiple of one read of the rows at the
 // copy rate.
-//   top_k            the default shape at every size
-//   top_k shapes     every shape
+//   top_k            the kernel that top_k takes, at every size
+//   top_k shapes     every shape of the streaming kernel, and every number of blocks that hold a row
 #include <benchmarks/support/device_timing.cuh>
 
 #include <cstring>
+#include <string>
 
-#include <kvire/kernel/top_k.cuh>
+#include <kvire/kernel/cuda_top_k.cuh>
 
 namespace {
 
@@ -61,8 +62,9 @@ struct Bench {
     return want == got;
   }
 
-  // Microseconds a launch; negative if the selection is wrong.
-  double time(int columns, int batch, int k, const kvire::TopKShape& shape) {
+  // Microseconds a launch launch(args, stream); negative if the selection is wrong.
+  template <class Launch>
+  double time(int columns, int batch, int k, Launch&& launch) {
     const std::size_t set = std::size_t(columns) * std::size_t(batch);
     const int launches = int(std::clamp<std::size_t>(floats / set, 1, 48));
     fill_value<<<1, 128>>>(lengths, columns, 128);
@@ -75,7 +77,7 @@ struct Bench {
     const double us = timer.microseconds(launches, 7, [&](int i, cudaStream_t stream) {
       args.scores = scores + std::size_t(i) * set;
       args.selected = selected + std::size_t(i) * std::size_t(batch) * std::size_t(k);
-      KVIRE_BENCH_CHECK(kvire::launch_top_k(args, nullptr, stream, shape));
+      KVIRE_BENCH_CHECK(launch(args, stream));
     });
     const bool ok = right(args, 0) && right(args, batch - 1);
     return ok ? us : -us;
@@ -91,21 +93,28 @@ int main(int argc, char** argv) {
   for (const int columns : {4096, 32768, 131072, 1048576}) {
     for (const int batch : {1, 64, 128}) {
       const double once = double(columns) * batch * 4 / copy_rate * 1e-3;
-      std::vector<kvire::TopKShape> tried = {kvire::top_k_shape(batch, columns, bench.processors, true)};
-      if (shapes) {
-        for (const int blocks : {1, 2, 4, 8, 16}) {
-          if (blocks > 1 && batch * blocks > 256) continue;
-          if (columns / blocks < 4096) continue;
-          tried.push_back({1024, 4, blocks});
-          tried.push_back({1024, 8, blocks});
-        }
-      }
-      for (const auto& shape : tried) {
+      const auto report = [&](const char* name, auto&& launch) {
         for (const int k : {512, 1024, 2048}) {
-          const double us = bench.time(columns, batch, k, shape);
-          std::printf("%d,%d,%dx%dx%d,%d,%.2f,%.1f%s\n", columns, batch, shape.threads, shape.items, shape.blocks, k, us < 0 ? -us : us, (us < 0 ? -us : us) / once,
-                      us < 0 ? ",WRONG" : "");
+          const double us = bench.time(columns, batch, k, launch);
+          std::printf("%d,%d,%s,%d,%.2f,%.1f%s\n", columns, batch, name, k, us < 0 ? -us : us, (us < 0 ? -us : us) / once, us < 0 ? ",WRONG" : "");
           std::fflush(stdout);
+        }
+      };
+      report("default", [&](const kvire::body::TopKArgs& args, cudaStream_t stream) { return kvire::detail::queue_tuned_top_k(args, nullptr, stream, bench.processors, true, false); });
+      if (!shapes) continue;
+      for (const int blocks : {1, 2, 4, 8, 16}) {
+        if (blocks > 1 && batch * blocks > 256) continue;
+        kvire::body::TopKArgs args;
+        args.k = 512;
+        args.stride = columns;
+        const std::string held = "held x" + std::to_string(blocks);
+        if (blocks <= 8 && kvire::held_top_k_serves(args, blocks)) {
+          report(held.c_str(), [&](const kvire::body::TopKArgs& a, cudaStream_t stream) { return kvire::launch_held_top_k(a, nullptr, stream, blocks); });
+        }
+        if (columns / blocks < 4096) continue;
+        for (const int items : {4, 8}) {
+          const std::string name = "1024x" + std::to_string(items) + "x" + std::to_string(blocks);
+          report(name.c_str(), [&](const kvire::body::TopKArgs& a, cudaStream_t stream) { return kvire::launch_top_k(a, nullptr, stream, {1024, items, blocks}); });
         }
       }
     }

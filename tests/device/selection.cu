@@ -65,6 +65,9 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
       CHECK(status.ok() == serves);
       if (serves) CHECK(without.read() == want.read());
     }
+    CHECK(select_keys(q, w, assume_ready(view), pt, n, {without.data(), {c.batch, next_n, k}}, {scratch.data() + 4, {bytes - 4}}, stream, {.kernel = kernel})
+              .error()
+              .message.find("4 bytes beyond a multiple of 256") != std::string::npos);
     if (serves) CHECK(select_without(fused - 1).error().message.find(std::to_string(fused) + " are needed") != std::string::npos);
     const DeviceArray<float> kept(std::vector<float>(static_cast<std::size_t>(c.batch * next_n * c.stride), untouched));
     select_keys(q, w, assume_ready(view), pt, n, {again.data(), {c.batch, next_n, k}}, {scratch.data(), {bytes}}, stream,

@@ -5,6 +5,7 @@
 #include <kvire/kernel/choice.hpp>
 #include <kvire/kernel/cuda/device_code.cuh>
 #include <kvire/kernel/generic_top_k.cuh>
+#include <kvire/kernel/held_top_k.cuh>
 #include <kvire/kernel/top_k.cuh>
 #include <kvire/kernel/top_k.hpp>
 
@@ -26,6 +27,13 @@ struct CudaTopKOptions {
 #if KVIRE_CUDA_COMPILER
 
 namespace detail {
+/// The faster tuned kernel. `clusters`: device and code know them, and dependent launch.
+template <int = 0>
+cudaError_t queue_tuned_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, int processors, bool clusters, bool overlap) {
+  const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
+  if (clusters && held_top_k_pays(args, processors)) return launch_held_top_k(args, counts, stream, held_top_k_blocks(rows, args.stride, processors), overlap);
+  return launch_top_k(args, counts, stream, top_k_shape(rows, args.stride, processors, clusters), overlap && clusters);
+}
 // Of the scratch that selections by score need beside the tuned kernel.
 template <int = 0>
 cudaError_t queue_generic_top_k(body::TopKArgs args, TopKCounts* counts, cudaStream_t stream) {
@@ -76,8 +84,7 @@ Status top_k(Tensor<const float, 3> scores, Tensor<const std::int32_t, 2> length
   cudaError_t error = cudaSuccess;
   if (tuned) {
     const bool sm90 = detail::device_code(stream.device()).overlap;  // the code that may overlap has clusters too
-    const auto shape = top_k_shape(std::int64_t(args.batch) * args.next_n, args.stride, attribute(cudaDevAttrMultiProcessorCount), sm90);
-    error = launch_top_k(args, options.counts, stream.native(), shape, options.overlap && sm90);
+    error = detail::queue_tuned_top_k(args, options.counts, stream.native(), attribute(cudaDevAttrMultiProcessorCount), sm90, options.overlap);
   } else {
     error = detail::queue_generic_top_k(args, options.counts, stream.native());
   }

@@ -23,13 +23,33 @@ __device__ inline void copy_async(void* to, const void* from, u32 bytes) {
 }
 __device__ inline void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+/// What a block of them has in shared memory: of Items groups a thread.
+template <int Threads, int Items, class Source, bool Clustered>
+struct GroupedMemory : ListMemory<Threads, Source::listed, Items * Threads * group_size> {
+  using Base = ListMemory<Threads, Source::listed, Items * Threads * group_size>;
+  static constexpr int items = Items;
+  static constexpr int batch = Clustered ? 32 : 48;  // groups of a warp under way
+  static_assert(require_tuning<GroupedMemory, (Items * Threads <= 0xFFFF && Base::warps * batch * group_size * 4 >= 1024 * 8)>());
+
+  alignas(16) float scores[Base::warps][batch * group_size];
+  alignas(16) u32 best[Items * Threads + Items * Threads / 32];
+  unsigned short hits[Base::warps][batch * group_size];  // which of the scores reach the floor
+  u32 place[Base::warps][batch];
+  unsigned short group[Base::warps][batch];
+  u32 most[Base::warps];
+
+  __device__ u64* by_score() { return reinterpret_cast<u64*>(&scores); }  // which nobody needs any more
+};
+
 /// One row. Threads of a block, groups of a thread if the row has one block. Clustered: the blocks of a cluster look at the best of all groups each, and so
 /// agree on a floor; each reads the scores of a part of the groups, and the first one selects among what they send it.
 template <int Threads, int Items, class Source, bool Paged, bool Clustered>
-struct GroupedBlock : ListedRow<Threads, Items, Source, Paged, Clustered> {
-  using Base = ListedRow<Threads, Items, Source, Paged, Clustered>;
-  using Base::batch, Base::blocks, Base::clear, Base::each_further, Base::emit, Base::held, Base::hold, Base::lane, Base::p, Base::part, Base::rank, Base::row;
-  using Base::s, Base::select, Base::select_listed, Base::step, Base::tid, Base::visible, Base::warp, Base::warps;
+struct GroupedBlock : ListedRow<GroupedMemory<Threads, Items, Source, Clustered>, Paged> {
+  using Memory = GroupedMemory<Threads, Items, Source, Clustered>;
+  using Base = ListedRow<Memory, Paged>;
+  using Base::blocks, Base::clear, Base::each_further, Base::emit, Base::emit_own, Base::find_cut, Base::held, Base::hold, Base::lane, Base::p, Base::part;
+  using Base::rank, Base::row, Base::s, Base::select, Base::tid, Base::visible, Base::warp, Base::warps;
+  static constexpr int batch = Memory::batch;
   static constexpr u32 slack = 128;  // groups beyond k that are rather read than told apart
 
   // Largest key of all. One barrier.
@@ -85,14 +105,12 @@ struct GroupedBlock : ListedRow<Threads, Items, Source, Paged, Clustered> {
           s.list[to + i] = e;
         }
       }
-      if constexpr (!Clustered) count(key, most, shift);
+      if constexpr (!Clustered) atomicAdd(&s.last[Base::bin_of(key, most, shift)], 1U);
     }
     found += hits;
     __syncwarp();
     return to < part() ? min(hits, part() - to) : 0;
   }
-  __device__ void count(u32 key, u32 most, int shift) { atomicAdd(&s.last[min((most - key) >> shift, u32(key_bins - 1))], 1U); }
-
   // The row again, from memory: the cut digit by digit among the entries from `floor` on.
   template <class View>
   __device__ void select_again(const View& view, u32 floor, u32 most) {
@@ -135,10 +153,13 @@ struct GroupedBlock : ListedRow<Threads, Items, Source, Paged, Clustered> {
       top -= u64(f.bin) << shift;
       shift = max(0, shift - key_digit);
     }
-    each([&](u64 e) {
-      if (e >= cut) select(e);
-    });
-    emit(cut, each);
+    const auto each_selected = [&](auto see) {
+      each([&](u64 e) {
+        if (e >= cut) see(e, -1);
+      });
+    };
+    each_selected([&](u64 e, int) { select(e); });
+    emit(each_selected);
   }
 
   __device__ void run(const GroupedParams<Source>& params) {
@@ -213,7 +234,7 @@ struct GroupedBlock : ListedRow<Threads, Items, Source, Paged, Clustered> {
     __syncwarp();
     if (n != 0) sent += list_entries(view, n, floor, most, shift, found);
     u32 listed, fullest, own;  // entries of the row, of the block that has most, of the one whose entries this thread looks after
-    u64 mine[held] = {};
+    typename Base::Own mine;
     if constexpr (Clustered) {
       if (lane == 0) {
         const u32 joined = ptx::peer_address(&s.joined, 0);
@@ -232,24 +253,24 @@ struct GroupedBlock : ListedRow<Threads, Items, Source, Paged, Clustered> {
 #pragma unroll
       for (int d = 1; d < warps / 4; d *= 2) n4 += __shfl_xor_sync(~0U, n4, d);
       fullest = __reduce_max_sync(~0U, n4);
-      own = __shfl_sync(~0U, n4, u32(tid) / step() * (warps / 4));
-      hold(mine, own);
+      own = __shfl_sync(~0U, n4, this->block_of() * (warps / 4));
+      hold(mine, own, most, shift);
 #pragma unroll
       for (int j = 0; j < held; ++j) {
-        if (mine[j] != 0) count(key_of(mine[j]), most, shift);
+        if (mine.bin[j] < u32(key_bins)) atomicAdd(&s.last[mine.bin[j]], 1U);
       }
-      each_further(own, [&](u64 e) { count(key_of(e), most, shift); });
+      each_further(own, [&](u64 e) { atomicAdd(&s.last[Base::bin_of(key_of(e), most, shift)], 1U); });
       __syncthreads();
     } else {
       __syncthreads();
       listed = fullest = own = s.listed;
-      hold(mine, own);
+      hold(mine, own, most, shift);
     }
 
     if (fullest > part()) {
       select_again(view, floor, most);
     } else {
-      select_listed(mine, own, listed, most, shift);
+      emit_own(mine, own, most, shift, find_cut(mine, own, listed, most, shift));
     }
     if (p.counts != nullptr) this->count_pages(length);
   }

@@ -31,7 +31,7 @@ __global__ __launch_bounds__(grouped_threads, 1) void grouped_top_k_kernel(const
   extern __shared__ __align__(16) unsigned char dynamic[];
   using B = GroupedBlock<grouped_threads, Items, Source, Paged, Clustered>;
   B block{{{p.base, Clustered ? blockIdx.x >> p.base.block_shift : blockIdx.x},
-           *reinterpret_cast<typename B::Shared*>(dynamic),
+           *reinterpret_cast<typename B::Memory*>(dynamic),
            int(threadIdx.x),
            int(threadIdx.x & 31U),
            int(threadIdx.x >> 5),
@@ -42,7 +42,7 @@ __global__ __launch_bounds__(grouped_threads, 1) void grouped_top_k_kernel(const
 
 template <int Items, class Source, bool Paged, bool Clustered>
 cudaError_t launch_grouped(const GroupedParams<Source>& p, std::int64_t rows, cudaStream_t stream) {
-  constexpr std::size_t bytes = sizeof(typename GroupedBlock<grouped_threads, Items, Source, Paged, Clustered>::Shared);
+  constexpr std::size_t bytes = sizeof(typename GroupedBlock<grouped_threads, Items, Source, Paged, Clustered>::Memory);
   auto* kernel = grouped_top_k_kernel<Items, Source, Paged, Clustered>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   if (error != cudaSuccess) return error;

@@ -25,10 +25,11 @@ struct CudaSelectionOptions {
 };
 
 /// Bytes of device memory that select_keys works in, for `rows` = batch * next_n query tokens and a page table of `positions` tokens a row; 256-byte
-/// aligned. Less, by the scores, if the caller keeps those. Enough for every call.
+/// aligned. Less, by the scores, if the caller keeps those. Enough for every call; -1 if 63 bits cannot count them.
 inline std::int64_t selection_scratch_bytes(std::int64_t rows, std::int64_t positions, bool with_scores = true) {
-  const std::int64_t best = ceil_div(ceil_div(positions, std::int64_t(detail::topk::group_size)) * rows * 4, std::int64_t(256)) * 256;
-  return best + (with_scores ? rows * positions * 4 : 0);
+  const std::int64_t best = checked_mul(rows, ceil_div(positions, std::int64_t(detail::topk::group_size)) * 4), scores = checked_mul(checked_mul(rows, positions), 4);
+  const std::int64_t bytes = checked_add(best, 255);
+  return bytes < 0 || scores < 0 ? -1 : checked_add(bytes / 256 * 256, with_scores ? scores : 0);
 }
 
 /// Bytes with which select_keys does without scores (CudaSelectionOptions::without_scores): for each part of a row that a block of threads scores, what
@@ -44,8 +45,8 @@ inline std::int64_t fused_selection_bytes(std::int64_t batch, std::int64_t next_
 
 namespace detail {
 
-/// Where the pair of kernels was the faster way: a short row is read as fast whole, and so is a long one that has only one block.
-inline bool tuned_selection_pays(const body::TopKArgs& top, int blocks) { return top.stride >= 1 << 14 && (blocks > 1 || top.stride <= 1 << 16); }
+/// Where the pair of kernels was the faster way: a short row is read as fast whole, and one that a few blocks hold in registers faster.
+inline bool tuned_selection_pays(const body::TopKArgs& top, int processors) { return top.stride >= 1 << 14 && !held_top_k_pays(top, processors); }
 
 /// What queue_selection works in: rows of scores with the best of each 16, or slots.
 struct SelectionMemory {
@@ -69,7 +70,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
     if (cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return false;
     sm90::LogitsArguments a = tuned_arguments(args, options.logits_counts);
     const int blocks = grouped_top_k_blocks(std::int64_t(args.batch) * args.next_n, processors);
-    if (!memory.everywhere && !tuned_selection_pays(top, blocks)) return false;
+    if (!memory.everywhere && !tuned_selection_pays(top, processors)) return false;
     return with_built<NextN...>(args, [&](auto element, auto next_n) {
       if constexpr (tuned_serves<P, element(), next_n()>()) {
         using Default = sm90::DefaultLogitsShape<P, element(), Heads, next_n()>;
@@ -104,9 +105,9 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
 /// select_keys of the host on the CUDA backend: everything in device memory. `scratch`: selection_scratch_bytes(batch * next_n, max_pages * tokens per
 /// page), 256-byte aligned, free again when the work has run.
 ///
-/// On Hopper, for k up to 1,024 and rows of 16,384 to 131,072 positions (65,536 with fewer than eight multiprocessors a row), the logits kernel leaves the
-/// best of each 16 scores on its way, and a kernel that is launched while the first one ends reads little more than the scores that it selects
-/// (kernel/grouped_top_k.cuh). Otherwise sparse_logits and top_k follow each other. With CudaSelectionOptions::without_scores the logits kernel leaves what
+/// It is sparse_logits and then top_k, which starts while the logits end; but on Hopper, where no kernel holds rows in registers (held_top_k_pays), for k up to 1,024 and
+/// rows of 16,384 to 131,072 positions, the logits kernel leaves the best of each 16 scores on its way, and a kernel that is launched while the first one
+/// ends reads little more than the scores that it selects (kernel/grouped_top_k.cuh). With CudaSelectionOptions::without_scores the logits kernel leaves what
 /// may still be selected instead of scores (kernel/kept_scores.cuh): for k up to 1,024, up to 131,072 positions, one or two query tokens, fp8 and bf16 keys;
 /// about as fast where a block scores a few hundred positions, slower where it scores thousands. The selection is the same.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
@@ -116,36 +117,41 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
   require_keys<Policy, Lease>();
   if constexpr (reads_keys<Policy, Lease>) {
     using P = typename Lease::policy;
-    const bool kept = options.scores.data != nullptr;
-    const std::int64_t rows = queries.batch * queries.next_n;
-    const std::int64_t positions = kept ? options.scores.extent[2] : page_table.extent[1] * P::tokens_per_page;
-    const bool slots = options.without_scores;
+    const bool kept = options.scores.data != nullptr, slots = options.without_scores;
     if (kept && slots) return Error{ErrorCode::invalid_argument, "select_keys: scores are to be kept, and to be in no memory"};
-    int processors = 0;
-    if (const cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, stream.device()); e != cudaSuccess) return stream.error(e, "select_keys");
-    const std::int64_t need = slots ? fused_selection_bytes(queries.batch, queries.next_n, selected.extent[2], processors) : selection_scratch_bytes(rows, positions, !kept);
-    if (scratch.extent[0] < need || (need > 0 && scratch.data == nullptr)) {
-      return Error{ErrorCode::invalid_argument, "select_keys: scratch has " + std::to_string(scratch.extent[0]) + " bytes, " + std::to_string(need) + " are needed"};
+    if (const auto beyond = reinterpret_cast<std::uintptr_t>(scratch.data) % 256; beyond != 0) {
+      return Error{ErrorCode::invalid_argument, "select_keys: scratch is " + std::to_string(beyond) + " bytes beyond a multiple of 256"};
     }
-    auto* best = reinterpret_cast<kstd::uint32_t*>(scratch.data);
-    const Tensor<float, 3> scores =
-        kept ? options.scores
-             : detail::selection_scores(queries, page_table, P::tokens_per_page, reinterpret_cast<float*>(scratch.data + selection_scratch_bytes(rows, positions, false)));
+    float later = 0;  // stands for memory that is there once the arguments have been checked
+    Tensor<float, 3> scores = kept ? options.scores : detail::selection_scores(queries, page_table, P::tokens_per_page, &later);
     const auto logits = check_sparse_logits(P::name, P::dim, P::tokens_per_page, queries, weights, page_table, lengths, scores, SimdLevel::plain, false);
     if (!logits.ok()) return logits.error();
     const auto checked = check_top_k(scores, lengths, selected, detail::selection_top_k<P>(options, page_table), false);
     if (!checked.ok()) return checked.error();
+    const std::int64_t rows = queries.batch * queries.next_n, positions = scores.extent[2];
+    int processors = 0;
+    if (const cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, stream.device()); e != cudaSuccess) return stream.error(e, "select_keys");
+    const std::int64_t need = slots ? fused_selection_bytes(queries.batch, queries.next_n, selected.extent[2], processors) : selection_scratch_bytes(rows, positions, !kept);
+    if (need < 0) return Error{ErrorCode::out_of_range, "select_keys: " + std::to_string(rows) + " rows of " + std::to_string(positions) + " scores are more bytes than 63 bits can count"};
+    if (scratch.extent[0] < need || (need > 0 && scratch.data == nullptr)) {
+      return Error{ErrorCode::invalid_argument, "select_keys: scratch has " + std::to_string(scratch.extent[0]) + " bytes, " + std::to_string(need) + " are needed"};
+    }
+    auto* best = reinterpret_cast<kstd::uint32_t*>(scratch.data);
+    if (!kept && !slots && need > 0) scores.data = reinterpret_cast<float*>(scratch.data + selection_scratch_bytes(rows, positions, false));
 
     std::int64_t pages = 0;
-    bool done = false;
+    bool ran = false, done = false;  // nothing runs where a load of the lease has failed; its step says so
     const Status queued = launch(
         stream,
         [&](cudaStream_t native, const auto& view) -> Status {
+          ran = true;
           body::SparseLogitsArgs args = logits.value();
+          args.scores.data = scores.data;
           args.pages = view.base;
           args.page_stride = view.page_stride;
           args.page_count = view.pages;
           body::TopKArgs top = checked.value();
+          top.scores = scores.data;
           top.page_count = view.pages;
           pages = view.pages;
           cudaError_t error = cudaSuccess;
@@ -163,12 +169,14 @@ Status select_keys(const Queries& queries, Tensor<const float, 3> weights, const
           return error == cudaSuccess ? Status() : Status(stream.error(error, "select_keys"));
         },
         keys);
-    if (!queued.ok() || done) return queued;
+    if (!queued.ok() || !ran || done) return queued;
     if (slots) return Error{ErrorCode::unsupported, std::string("select_keys<") + P::name + ">: no kernel can serve this call without scores in memory"};
 
+    KernelServed served{nullptr};  // stays so where the load has failed since
     const Status scored = sparse_logits<Policy, Tuned>(queries, weights, keys, page_table, lengths, scores, stream,
-                                                       {.counts = options.logits_counts, .kernel = options.kernel, .overlap = options.overlap, .served = options.served});
-    if (!scored.ok()) return scored;
+                                                       {.counts = options.logits_counts, .kernel = options.kernel, .overlap = options.overlap, .served = &served});
+    if (!scored.ok() || served.name == nullptr) return scored;
+    if (options.served != nullptr) *options.served = served;
     auto top = detail::selection_top_k<P, CudaTopKOptions>(options, page_table);
     top.pages = pages;
     top.counts = options.counts;

@@ -15,11 +15,26 @@ namespace detail::topk {
 
 inline constexpr int position_bits = 28;  // rows up to 2^28
 
+/// Division by a number that is known before the launch, of numbers below 2^31, without the instructions of one.
+struct Divisor {
+  u64 factor = u64(1) << 32;  // rounded up, of 2^bits
+  int bits = 32;
+
+  static Divisor of(std::int64_t d) {
+    Divisor by;
+    while (std::int64_t(1) << (by.bits - 32) < d) ++by.bits;
+    by.factor = (u64(1) << by.bits) / u64(d) + 1;
+    return by;
+  }
+  KVIRE_HD u32 operator()(u32 n) const { return u32(n * factor >> bits); }
+};
+
 struct Params {
   body::TopKArgs args;
   u64* counts = nullptr;  // nan_scores, bad_pages; added to
   int most = 0;           // positions that a row may have: those of the stride and of the page table
-  int page_shift = -1;    // log2 of tokens_per_page, or -1
+  Divisor per_page;       // by tokens_per_page
+  Divisor per_request;    // by next_n
   int blocks = 1;         // blocks per row
   int block_shift = 0;    // its log2
   bool vector_loads = false;
@@ -34,9 +49,8 @@ inline Params make_params(const body::TopKArgs& args, TopKCounts* counts, bool o
   p.vector_loads = reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && args.stride % 4 == 0;
   const std::int64_t table = args.page_table != nullptr ? args.max_pages * args.tokens_per_page : args.stride;
   p.most = static_cast<int>(table < args.stride ? table : args.stride);
-  for (int bit = 0; bit < 31; ++bit) {
-    if (args.tokens_per_page == 1 << bit) p.page_shift = bit;
-  }
+  p.per_page = Divisor::of(args.tokens_per_page);
+  p.per_request = Divisor::of(args.next_n);
   return p;
 }
 
@@ -54,16 +68,17 @@ struct Row {
   const Params& p;
   u32 row;
 
-  __device__ int page_of(int position) const { return p.page_shift >= 0 ? position >> p.page_shift : position / p.args.tokens_per_page; }
+  __device__ int page_of(int position) const { return int(p.per_page(u32(position))); }
   __device__ std::int32_t entry_of_page(int page) const { return p.args.page_table[std::int64_t(request()) * p.args.max_pages + page]; }
-  __device__ u32 request() const { return p.args.next_n == 1 ? row : row / u32(p.args.next_n); }
+  __device__ u32 request() const { return p.per_request(row); }
   // body::TopKArgs::visible without its 64-bit divisions, which would be the longest thing a short row waits for.
-  __device__ int visible() const {
-    if (p.args.lengths == nullptr) return p.most;
-    const u32 r = request();
-    const bool causal = p.args.next_n != 1 && !p.args.lengths_per_query;
-    const std::int64_t length = std::int64_t(p.args.lengths[causal ? r : row]) - (causal ? p.args.next_n - 1 - int(row - r * u32(p.args.next_n)) : 0);
-    return int(max(std::int64_t(0), min(length, std::int64_t(p.most))));
+  __device__ int visible() const { return visible_of(p.args.lengths == nullptr ? p.most : p.args.lengths[length_at()]); }
+  __device__ bool causal() const { return p.args.next_n != 1 && !p.args.lengths_per_query; }
+  __device__ u32 length_at() const { return causal() ? request() : row; }
+  // Of that length.
+  __device__ int visible_of(int length) const {
+    if (p.args.lengths != nullptr && causal()) length -= min(max(length, 0), p.args.next_n - 1 - int(row - request() * u32(p.args.next_n)));
+    return max(0, min(length, p.most));
   }
   __device__ bool on_good_page(int position) const {
     if constexpr (!Paged) return true;

@@ -103,6 +103,12 @@ KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t load_shared(kstd::uint32_t at) {
   return v;
 }
 KVIRE_DEVICE KVIRE_INLINE void store_shared(kstd::uint32_t at, kstd::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+/// Adds, and returns what was there. As it stands: atomicAdd of one lane becomes that of a warp's lanes together.
+KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t add_shared(kstd::uint32_t at, kstd::uint32_t v) {
+  kstd::uint32_t old;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(at), "r"(v) : "memory");
+  return old;
+}
 KVIRE_DEVICE KVIRE_INLINE void store_shared4(kstd::uint32_t at, Words4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
