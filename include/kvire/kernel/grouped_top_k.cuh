@@ -27,17 +27,19 @@ inline constexpr int grouped_threads = 512;
 
 template <int Items, class Source, bool Paged, bool Clustered>
 __global__ __launch_bounds__(grouped_threads, 1) void grouped_top_k_kernel(const __grid_constant__ GroupedParams<Source> p) {
-  ptx::launch_dependents();
-  extern __shared__ __align__(16) unsigned char dynamic[];
-  using B = GroupedBlock<grouped_threads, Items, Source, Paged, Clustered>;
-  B block{{{p.base, Clustered ? blockIdx.x >> p.base.block_shift : blockIdx.x},
-           *reinterpret_cast<typename B::Memory*>(dynamic),
-           int(threadIdx.x),
-           int(threadIdx.x & 31U),
-           int(threadIdx.x >> 5),
-           Clustered ? ptx::cluster_rank() : 0,
-           Clustered ? u32(p.base.blocks) : 1}};
-  block.run(p);
+  if constexpr (!Clustered || KVIRE_DEVICE_ARCH >= 900) {  // clusters are launched where there are some
+    ptx::launch_dependents();
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    using B = GroupedBlock<grouped_threads, Items, Source, Paged, Clustered>;
+    B block{{{p.base, Clustered ? blockIdx.x >> p.base.block_shift : blockIdx.x},
+             *reinterpret_cast<typename B::Memory*>(dynamic),
+             int(threadIdx.x),
+             int(threadIdx.x & 31U),
+             int(threadIdx.x >> 5),
+             Clustered ? ptx::cluster_rank() : 0,
+             Clustered ? u32(p.base.blocks) : 1}};
+    block.run(p);
+  }
 }
 
 template <int Items, class Source, bool Paged, bool Clustered>

@@ -23,6 +23,7 @@ namespace detail::topk {
 
 template <int Quads>
 __global__ __launch_bounds__(held_threads, 1) void held_top_k_kernel(const __grid_constant__ HeldParams p) {
+#if KVIRE_DEVICE_ARCH >= 900  // what is launched on older GPUs is another kernel
   ptx::launch_dependents();
   extern __shared__ __align__(16) unsigned char dynamic[];
   HeldRow<Quads> block{{{{p.base, blockIdx.x >> p.base.block_shift},
@@ -33,6 +34,7 @@ __global__ __launch_bounds__(held_threads, 1) void held_top_k_kernel(const __gri
                          ptx::cluster_rank(),
                          u32(p.base.blocks)}}};
   block.run(p);
+#endif
 }
 
 template <int Quads>
