@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DDOCUMENT=<file> -DOUTPUT=<file> -P document.cmake -- <compiler> <argument>...: the C++ of a document compiles as it stands, as one
-# program. Blocks marked ```cpp file stand at file scope, blocks marked ```cpp in a function that has what an engine has at hand.
+# cmake -DDOCUMENT=<file> -DOUTPUT=<file> [-DAT_HAND=<file>] -P document.cmake -- <compiler> <argument>...: the C++ of a document compiles as it
+# stands, as one program. Blocks marked ```cpp file stand at file scope, blocks marked ```cpp in a function that has what an engine has at hand;
+# AT_HAND declares that where a page that has no whole program takes names for granted.
 cmake_minimum_required(VERSION 3.25)
 
 set(command "")
@@ -48,10 +49,15 @@ while(body MATCHES "#include [^\n]*\n")
   string(APPEND includes "${CMAKE_MATCH_0}")
   string(REPLACE "${CMAKE_MATCH_0}" "" body "${body}")
 endwhile()
-file(WRITE "${OUTPUT}" "${includes}${head}
-void document(kvire::Stream<kvire::Host>& stream, const kvire::Gate<kvire::Host>& gate, const kvire::Queries& queries,
+set(parameters "kvire::Stream<kvire::Host>& stream, const kvire::Gate<kvire::Host>& gate, const kvire::Queries& queries,
               kvire::Tensor<const float, 3> weights, kvire::Tensor<const std::int32_t, 2> page_table,
-              kvire::Tensor<const std::int32_t, 2> lengths, kvire::Tensor<float, 3> scores, const float* rows, const std::int64_t* slots) {
+              kvire::Tensor<const std::int32_t, 2> lengths, kvire::Tensor<float, 3> scores, const float* rows, const std::int64_t* slots")
+if(AT_HAND)
+  string(APPEND includes "#include \"${AT_HAND}\"\n")
+  set(parameters "")
+endif()
+file(WRITE "${OUTPUT}" "${includes}${head}
+void document(${parameters}) {
 ${body}
 }
 ")
