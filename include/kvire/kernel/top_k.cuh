@@ -64,7 +64,7 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
   u64* list = reinterpret_cast<u64*>(passing + bins);
   const Row<Paged> row{p, Clustered ? blockIdx.x >> p.block_shift : blockIdx.x};
   TopK<Threads, Items, Streams, Clustered, Paged> block{
-      {{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}};
+      {{{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}}};
   block.run();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/top_k_short_row.cuh>
+#include <kvire/kernel/top_k_filter.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -9,130 +9,14 @@ namespace detail::topk {
 
 #if KVIRE_CUDA_COMPILER
 
-/// A longer row: the blocks of a cluster, or one, stream it through a filter.
+/// A longer row: the blocks of a cluster, or one, stream it through a filter, the lists of what passed meet in the first block, which selects among them.
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
-struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
-  using Base = ShortRow<Threads, Items, Streams, Clustered, Paged>;
-  using Base::add_keys, Base::begin, Base::blocks, Base::capacity, Base::chunk, Base::clear, Base::depth, Base::emit_by_score, Base::end, Base::entry;
-  using Base::exclusive_scan, Base::find, Base::hist, Base::lane, Base::list, Base::listed_as, Base::load4, Base::load_tile, Base::nans, Base::on_good_page, Base::out, Base::p;
-  using Base::passing, Base::place, Base::quads, Base::rank, Base::rank_between, Base::refine, Base::s, Base::scores, Base::select, Base::tid, Base::visible, Base::warp, Base::warps;
-
-  struct Filter {
-    u32 least = 1;  // key
-    u32 limit = 0;  // filter_key of it
-    int shift = 0;  // of the bins of `passing`
-  };
-
-  __device__ u32* passing_bin(u32 key, const Filter& f) const { return passing + min((key - f.least) >> f.shift, u32(bins - 1)); }
-
-  // Lists what passes of four neighbouring scores. Entries beyond the capacity are counted, not kept; true if there were any.
-  template <bool Positive, bool Guessed>
-  __device__ bool list_passing(const float4& v, int position, const Filter& f, bool count_nans) {
-    const u32 b[4] = {bits_of(v.x), bits_of(v.y), bits_of(v.z), bits_of(v.w)};
-    u32 mask = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (Positive) {  // -inf, which stands beyond the end, does not pass
-        if (int(b[i]) >= int(f.limit - 0x7F800001U) && b[i] <= infinity_bits && on_good_page(position + i)) mask |= 1U << i;
-      } else if (filter_key(b[i]) >= f.limit && position + i < end) {
-        if (is_nan_bits(b[i])) {
-          nans += count_nans ? 1U : 0U;
-        } else if (on_good_page(position + i)) {
-          mask |= 1U << i;
-        }
-      }
-    }
-    if (mask == 0) return false;
-    u32 slot = atomicAdd(&s.listed, u32(__popc(mask)));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((mask >> i & 1U) != 0) {
-        const u32 key = Positive ? sign_bit + b[i] : order_key(float_of(b[i]));
-        if (slot < u32(capacity)) list[slot] = entry_of(key, u32(position + i));
-        ++slot;
-        if constexpr (Guessed && !Clustered) atomicAdd(passing_bin(key, f), 1U);
-      }
-    }
-    return slot > u32(capacity);
-  }
-  // A cheap test of a quad first. Above zero, and if negative NaNs need not be counted, bits compare as signed integers.
-  template <bool Positive>
-  __device__ void list_part(float4 (&ring)[depth], const Filter& f) {
-    const int least = int(f.limit - 0x7F800001U);
-    for (int base = begin; base < end; base += depth * Threads * 4) {
-#pragma unroll
-      for (int d = 0; d < depth; ++d) {
-        if (base + d * Threads * 4 >= end) return;
-        const float4 v = ring[d];
-        const int position = place(base, d);
-        ring[d] = load_tile(base, d + depth);
-        const u32 x = bits_of(v.x), y = bits_of(v.y), z = bits_of(v.z), w = bits_of(v.w);
-        bool pass = false;
-        if constexpr (Positive) {
-          pass = max(max(int(x), int(y)), max(int(z), int(w))) >= least;
-        } else {
-          pass = max(max(filter_key(x), filter_key(y)), max(filter_key(z), filter_key(w))) >= f.limit;
-        }
-        if (pass) list_passing<Positive, true>(v, position, f, true);
-      }
-    }
-  }
-
-  // The filter that the sample suggests. 128 neighbouring scores for each warp and quad, spread over the row.
-  __device__ int sample_place(int length, int q) const { return (q * warps + warp) * int(u32(length) / u32(quads * warps) & ~3U) + lane * 4; }
-  __device__ Filter guess(const float4 (&v)[quads], int length) {
-    // Expected in the sample are `mean` of the row's top k; five standard deviations more, and there are k or more in the row.
-    const float mean = __fdividef(float(p.args.k) * float(chunk), float(length));
-    const float deviation = __fsqrt_rn(mean);
-    const u32 wanted = u32(mean + 5 * deviation + 6);
-    const u32 enough = u32(mean + 4 * deviation + 4);
-    u32 keys[Items];
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < Items; ++i) {
-      const u32 b = bits_of(i % 4 == 0 ? v[i / 4].x : i % 4 == 1 ? v[i / 4].y : i % 4 == 2 ? v[i / 4].z : v[i / 4].w);
-      keys[i] = candidate_key(b);
-      if (Paged && keys[i] != 0 && !on_good_page(sample_place(length, i / 4) + i % 4)) keys[i] = 0;
-      most = max(most, keys[i]);
-    }
-    add_keys(keys);
-    most = __reduce_max_sync(~0U, most);
-    if (lane == 0) atomicMax(&s.sample_most, most);
-    __syncthreads();
-    Found f = find(hist, wanted);
-    Filter filter;
-    if (f.all == 0) {
-      u32 width = 1U << (32 - digit);
-      filter.least = f.bin << (32 - digit);
-      if (f.count > wanted) {
-        // Most of what passes shares this bin: look at the next digit.
-        clear(hist);
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-          if (keys[i] >> (32 - digit) == f.bin) atomicAdd(&hist[keys[i] >> (32 - 2 * digit) & (bins - 1)], 1U);
-        }
-        __syncthreads();
-        const u32 above = f.above;
-        f = find(hist, wanted - above);
-        f.above += above;
-        width = 1U << (32 - 2 * digit);
-        filter.least |= f.bin << (32 - 2 * digit);
-      }
-      // As if the bin's scores were spread evenly; only if the sample bears it out, for they may be few distinct numbers.
-      const u32 within = filter.least + u32(float(width) * (1 - __fdividef(float(wanted - f.above), float(f.count))));
-      u32 n = 0;
-#pragma unroll
-      for (int i = 0; i < Items; ++i) n += keys[i] >= within ? 1U : 0U;
-      n = __reduce_add_sync(~0U, n);
-      if (lane == 0) atomicAdd(&s.sample_passed, n);
-      __syncthreads();
-      if (s.sample_passed >= enough) filter.least = within;
-      filter.limit = filter_limit(filter.least);
-    }
-    filter.shift = max(0, 32 - __clz(int(max(s.sample_most, filter.least) - filter.least)) - digit);
-    return filter;
-  }
+struct StreamedRow : FilteredRow<Threads, Items, Streams, Clustered, Paged> {
+  using Base = FilteredRow<Threads, Items, Streams, Clustered, Paged>;
+  using typename Base::Filter;
+  using Base::begin, Base::capacity, Base::clear, Base::depth, Base::emit_by_score, Base::end, Base::entry, Base::exclusive_scan, Base::find, Base::guess, Base::hist;
+  using Base::list, Base::listed_as, Base::load4, Base::load_tile, Base::out, Base::p, Base::passing, Base::passing_bin, Base::place, Base::quads, Base::rank;
+  using Base::rank_between, Base::refine, Base::s, Base::sample_place, Base::scores, Base::select, Base::tid;
 
   // Without guessing: the threshold is the k-th best so far.
   __device__ void stream_alone(int length) {
@@ -145,10 +29,10 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
     for (int base = 0; base < length; base += Threads * 4) {
       const float4 v = next;
       next = load4(place(base, 1));
-      const bool overflow = list_passing<false, false>(v, place(base, 0), f, false);
+      const bool overflow = Base::template list_passing<false, false>(v, place(base, 0), f, false);
       if (__syncthreads_or(overflow) != 0) {
         f.limit = filter_limit(prune(base));
-        list_passing<false, false>(v, place(base, 0), f, false);
+        Base::template list_passing<false, false>(v, place(base, 0), f, false);
         __syncthreads();
       }
     }
@@ -170,6 +54,40 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
     for (u32 i = u32(tid); i < s.listed; i += Threads) list[i] = kept[i];
     __syncthreads();
     return key_of(cut) + 1;  // a later position loses a tie
+  }
+
+  // The least of the n listed entries that is selected; where the filter let too few pass or more than the list holds, after the row has been listed anew.
+  __device__ u64 cut_of(u32& n, u32& front, const Filter& f, int length) {
+    const u32 k = u32(p.args.k);
+    u64 cut = u64(1) << position_bits;
+    if (n < k || n > u32(capacity)) {
+      __syncthreads();
+      stream_alone(length);
+      n = front = s.listed;
+      if (n > k) cut = select(n, front, k);
+      __syncthreads();
+      clear(hist);
+    } else if (n > k) {
+      const Found last = find(passing, k);
+      if (last.bin == u32(bins - 1)) {
+        cut = select(n, front, k);  // the last bin has no upper end
+        __syncthreads();
+        clear(hist);
+      } else {
+        const u64 base = u64(f.least + (last.bin << f.shift)) << position_bits;
+        const u64 span = u64(1) << (f.shift + position_bits);
+        if (last.count == k - last.above) {
+          cut = base;
+        } else if (last.count <= by_counting) {
+          cut = rank_between(n, front, base, span, k - last.above, last.count);
+        } else {
+          cut = refine(n, front, base, span, k - last.above);
+          __syncthreads();
+          clear(hist);
+        }
+      }
+    }
+    return cut;
   }
 
   __device__ void row_in_stream(int length) {
@@ -203,9 +121,9 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
     clear(hist);
     if constexpr (Clustered) ptx::cluster_wait();
     if (p.counts == nullptr && f.limit > 0x7F800001U) {
-      list_part<true>(ring, f);
+      Base::template list_part<true>(ring, f);
     } else {
-      list_part<false>(ring, f);
+      Base::template list_part<false>(ring, f);
     }
     __syncthreads();
     u32 n = s.listed;
@@ -229,35 +147,7 @@ struct StreamedRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
       }
       __syncthreads();
     }
-    const u32 k = u32(p.args.k);
-    u64 cut = u64(1) << position_bits;
-    if (n < k || n > u32(capacity)) {
-      __syncthreads();
-      stream_alone(length);
-      n = front = s.listed;
-      if (n > k) cut = select(n, front, k);
-      __syncthreads();
-      clear(hist);
-    } else if (n > k) {
-      const Found last = find(passing, k);
-      if (last.bin == u32(bins - 1)) {
-        cut = select(n, front, k);  // the last bin has no upper end
-        __syncthreads();
-        clear(hist);
-      } else {
-        const u64 base = u64(f.least + (last.bin << f.shift)) << position_bits;
-        const u64 span = u64(1) << (f.shift + position_bits);
-        if (last.count == k - last.above) {
-          cut = base;
-        } else if (last.count <= by_counting) {
-          cut = rank_between(n, front, base, span, k - last.above, last.count);
-        } else {
-          cut = refine(n, front, base, span, k - last.above);
-          __syncthreads();
-          clear(hist);
-        }
-      }
-    }
+    const u64 cut = cut_of(n, front, f, length);
     begin = 0;
     end = length;
     if (p.args.order == TopKOrder::by_score) {
