@@ -2,8 +2,8 @@
 #pragma once
 
 #include <kvire/codec/float_bits.hpp>
+#include <kvire/kernel/logits_arguments.cuh>
 #include <kvire/kernel/logits_math.cuh>
-#include <kvire/kernel/logits_share.cuh>
 #include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/layout/field.hpp>
 

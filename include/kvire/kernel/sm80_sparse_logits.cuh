@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <kvire/kernel/logits_page_walk.cuh>
 #include <kvire/kernel/sm80_logits_operand.cuh>
 
 KVIRE_NAMESPACE_BEGIN

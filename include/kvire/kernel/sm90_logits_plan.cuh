@@ -2,7 +2,7 @@
 #pragma once
 
 #include <kvire/kernel/kept_scores.cuh>
-#include <kvire/kernel/logits_share.cuh>
+#include <kvire/kernel/logits_arguments.cuh>
 #include <kvire/kernel/tuning.hpp>
 #include <kvire/layout/reader.hpp>
 

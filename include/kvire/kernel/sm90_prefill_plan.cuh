@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/logits_tile_scheduler.cuh>
 #include <kvire/kernel/ptx/barrier.cuh>
 #include <kvire/kernel/sm90_logits_plan.cuh>
 
