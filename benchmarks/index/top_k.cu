@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
         args.k = 512;
         args.stride = columns;
         const std::string held = "held x" + std::to_string(blocks);
-        if (blocks <= 8 && kvire::held_top_k_serves(args, blocks)) {
+        if (kvire::held_top_k_serves(args, blocks)) {
           report(held.c_str(), [&](const kvire::body::TopKArgs& a, cudaStream_t stream) { return kvire::launch_held_top_k(a, nullptr, stream, blocks); });
         }
         if (columns / blocks < 4096) continue;

@@ -69,8 +69,8 @@ inline int held_top_k_blocks(std::int64_t rows, std::int64_t columns, int proces
 /// Whether launch_held_top_k serves a selection: k up to 2,048, rows that start on 16 bytes and that `blocks` (2, 4 or 8) hold, 16,384 scores each; pages of
 /// a multiple of four positions.
 inline bool held_top_k_serves(const body::TopKArgs& args, int blocks) {
-  return args.k >= 1 && args.k <= 2048 && args.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 &&
-         detail::topk::held_quads(args.stride, blocks) != 0 && (args.page_table == nullptr || args.tokens_per_page % 4 == 0);
+  return (blocks == 2 || blocks == 4 || blocks == 8) && args.k >= 1 && args.k <= 2048 && args.stride % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && detail::topk::held_quads(args.stride, blocks) != 0 && (args.page_table == nullptr || args.tokens_per_page % 4 == 0);
 }
 
 /// Where it is the fastest kernel, with that many blocks.
@@ -88,7 +88,7 @@ inline bool held_top_k_pays(const body::TopKArgs& args, int processors) {
 template <int = 0>  // compiled where it is called, not wherever the header is included
 cudaError_t launch_held_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStream_t stream, int blocks, bool overlap = false) {
   const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
-  if ((blocks != 2 && blocks != 4 && blocks != 8) || !held_top_k_serves(args, blocks)) return cudaErrorInvalidValue;
+  if (!held_top_k_serves(args, blocks)) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   detail::topk::HeldParams p;
   p.base = detail::topk::make_params(args, counts, overlap);
