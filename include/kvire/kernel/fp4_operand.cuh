@@ -107,7 +107,7 @@ KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int 
   int most = 0;
   for (int b = 0; b < Plan::blocks; ++b) most = __ldg(scales + b) != 255 && __ldg(scales + b) > most ? __ldg(scales + b) : most;
   bool numbers = false;
-  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (__ldg(key + i) & 0x77) != 0 && __ldg(scales + i / 16) != 255 && __ldg(scales + i / 16) + 14 < most;
+  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (__ldg(key + i) & 0x77) != 0 && __ldg(scales + i / 16) != 255 && __ldg(scales + i / 16) + Plan::fp4_depth < most;
   if (!__any_sync(~0U, numbers)) return;
   __syncwarp();  // after the fast path's store
 #pragma unroll 1
