@@ -21,7 +21,7 @@ struct CudaTopKOptions {
   TopKCounts* counts = nullptr;  ///< in device memory; added to when the work runs
   KernelChoice kernel = KernelChoice::automatic;
   KernelServed* served = nullptr;  ///< filled by the call: which kernel it queued
-  bool overlap = false;  ///< programmatic dependent launch from sm_90 on: the tuned kernel starts while the stream's last kernel ends, and waits for that end before it reads
+  bool overlap = false;  ///< programmatic dependent launch from sm_90 on: the tuned kernel starts while the stream's last kernel ends, and waits for that end before it reads what it goes by
 };
 
 #if KVIRE_CUDA_COMPILER
