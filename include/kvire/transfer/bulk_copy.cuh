@@ -218,6 +218,9 @@ __global__ void __launch_bounds__(256, 8) bulk_copy_kernel(const __grid_constant
   }
   if (lane == 0) ptx::bulk_wait<0>();
   if (bad != 0 && list.bad != nullptr) atomicAdd(list.bad, bad);
+#else
+  (void)list, (void)ids;
+  __trap();
 #endif
 }
 

@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(BulkMigrate<From, To>::threads, 1) bulk_migrat
   if (threadIdx.x == 0) ptx::bulk_wait<0>();
 #else
   (void)args, (void)n;
+  __trap();
 #endif
 }
 

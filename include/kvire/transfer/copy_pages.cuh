@@ -94,7 +94,8 @@ struct CopyKernels {
     RelaxedCapture relaxed;
     cudaFuncAttributes attributes{};
     kernels.error = cudaFuncGetAttributes(&attributes, kernel<few, 0>(false, false));
-    kernels.bulk = kernels.error == cudaSuccess && attributes.binaryVersion >= 90;
+    // What it was compiled from: the driver makes code for older GPUs into some for this one, without bulk copies.
+    kernels.bulk = kernels.error == cudaSuccess && attributes.ptxVersion >= 90;
     if (!kernels.bulk) return kernels;
     kernels.error = cudaDeviceGetAttribute(&kernels.most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (const int mode : {0, 2, 3}) {
