@@ -39,6 +39,9 @@ __global__ __launch_bounds__(grouped_threads, 1) void grouped_top_k_kernel(const
              Clustered ? ptx::cluster_rank() : 0,
              Clustered ? u32(p.base.blocks) : 1}};
     block.run(p);
+  } else {
+    (void)p;
+    __trap();
   }
 }
 

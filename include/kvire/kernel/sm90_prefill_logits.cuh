@@ -169,7 +169,7 @@ KVIRE_DEVICE KVIRE_INLINE void consume_steps(const PrefillArguments& a, kstd::ui
 }  // namespace detail
 #endif  // KVIRE_SM90A
 
-/// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
+/// Traps unless compiled for sm_90a. Grid: any number of CTAs; block: Shape::threads; dynamic shared memory: Plan::shared_bytes.
 template <class P, Element Query, int Heads, class Shape, class Score>
 __global__ void __launch_bounds__(Shape::threads, 1) prefill_kernel(const __grid_constant__ PrefillArguments a) {
 #if KVIRE_SM90A

@@ -21,7 +21,7 @@ KVIRE_NAMESPACE_BEGIN
 /// product), sm90_logits_consumer (the loop over them), sm90_logits_epilogue (from the product to the logits). sm90_logits_plan says what lies where.
 namespace sm90 {
 
-/// Starts nothing unless compiled for sm_90a. Grid: any number of CTAs; block: unit_threads; dynamic shared memory: Plan::shared_bytes. If Shape::joined_from
+/// Traps unless compiled for sm_90a. Grid: any number of CTAs; block: unit_threads; dynamic shared memory: Plan::shared_bytes. If Shape::joined_from
 /// is not 0, also up to Shape::ctas_per_sm times as many threads, with Plan::unit_pitch more shared memory for each further unit.
 template <class P, Element Query, int Heads, int NextN, class Shape>
 __global__ void __launch_bounds__(detail::most_units<Shape>* unit_threads, Shape::ctas_per_sm / detail::most_units<Shape>)

@@ -55,17 +55,22 @@ struct TopK : StreamedRow<Threads, Items, Streams, Clustered, Paged> {
 
 template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
 __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant__ Params p) {
-  ptx::launch_dependents();
-  ptx::wait_for_earlier_grids();
-  extern __shared__ __align__(16) unsigned char dynamic[];
-  __shared__ Scratch scratch;
-  u32* hist = reinterpret_cast<u32*>(dynamic);
-  u32* passing = Streams ? hist + bins : hist;
-  u64* list = reinterpret_cast<u64*>(passing + bins);
-  const Row<Paged> row{p, Clustered ? blockIdx.x >> p.block_shift : blockIdx.x};
-  TopK<Threads, Items, Streams, Clustered, Paged> block{
-      {{{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}}};
-  block.run();
+  if constexpr (!Clustered || KVIRE_DEVICE_ARCH >= 900) {  // clusters are launched where there are some
+    ptx::launch_dependents();
+    ptx::wait_for_earlier_grids();
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    __shared__ Scratch scratch;
+    u32* hist = reinterpret_cast<u32*>(dynamic);
+    u32* passing = Streams ? hist + bins : hist;
+    u64* list = reinterpret_cast<u64*>(passing + bins);
+    const Row<Paged> row{p, Clustered ? blockIdx.x >> p.block_shift : blockIdx.x};
+    TopK<Threads, Items, Streams, Clustered, Paged> block{
+        {{{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}}};
+    block.run();
+  } else {
+    (void)p;
+    __trap();
+  }
 }
 
 #endif  // KVIRE_CUDA_COMPILER
