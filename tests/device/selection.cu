@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The selection step on the GPU: the same slots as logits and top-k one after the other, whichever kernels serve it.
+// The selection step on the GPU: the same slots as logits and top-k one after the other, whichever kernels serve it, and as a sort of the logits.
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -10,6 +10,7 @@
 #include <kvire/layout/policies.hpp>
 #include <tests/support/device_array.hpp>
 #include <tests/support/key_case.hpp>
+#include <tests/support/score_rows.hpp>
 
 using namespace kvire;
 using namespace kvire_test;
@@ -20,6 +21,22 @@ int processors() {
   int n = 0;
   cuda_ok(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
   return n;
+}
+
+// By a sort of the logits, without a kernel.
+template <class P>
+std::vector<std::int32_t> sorted(const KeyCase<P>& c, const std::vector<float>& scores, int k, bool translate) {
+  std::vector<std::int32_t> all;
+  for (int r = 0; r < c.batch * c.next_n; ++r) {
+    const int b = r / c.next_n, length = static_cast<int>(c.visible(b, r % c.next_n));
+    const auto page = [&](int position) { return c.table[static_cast<std::size_t>(b * c.max_pages + position / P::tokens_per_page)]; };
+    std::vector<char> masked;
+    for (int i = 0; i < length; ++i) masked.push_back(page(i) < 0 || page(i) >= c.page_count);
+    for (const auto i : expected(scores.data() + r * c.stride, length, k, false, masked)) {
+      all.push_back(i < 0 || !translate ? i : page(i) * P::tokens_per_page + i % P::tokens_per_page);
+    }
+  }
+  return all;
 }
 
 template <class P>
@@ -45,6 +62,7 @@ void check(int heads, int next_n, int max_pages, int k, Element element, bool tu
     top.pages = c.page_count;
     top.translate = translate;
     top_k(Tensor<const float, 3>{scores.data(), {c.batch, next_n, c.stride}}, n, Tensor<std::int32_t, 3>{want.data(), {c.batch, next_n, k}}, stream, top).value();
+    CHECK(want.read() == sorted(c, scores.read(), k, translate));
     const std::int64_t bytes = selection_scratch_bytes(c.batch * next_n, c.stride);
     const DeviceArray<std::byte> scratch(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0xEE}));
     KernelServed served;

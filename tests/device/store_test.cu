@@ -16,6 +16,7 @@
 #include <tests/support/device_array.hpp>
 #include <tests/support/far_pages.hpp>
 #include <tests/support/same_page.hpp>
+#include <tests/support/write_late.cuh>
 
 using namespace kvire;
 using namespace kvire_test;
@@ -231,14 +232,6 @@ void same_bits(bool prologue) {
     }
     CHECK(memory.read() == all.memory);
   }
-}
-
-// Writes `to` long after the next kernel may start.
-__global__ void write_late(const std::uint32_t* from, std::uint32_t* to, std::int64_t n) {
-  ptx::launch_dependents();
-  for (const auto start = clock64(); clock64() - start < 1 << 20;) {
-  }
-  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
 }
 
 }  // namespace

@@ -50,10 +50,10 @@ inline std::vector<std::int32_t> expected(const Rows& in, int k, bool by_score =
   return all;
 }
 
-enum class Kind { normal, narrow, wide, eighths, mostly_zero, equal, ascending, descending, infinite, late_peak, count };
+enum class Kind { normal, narrow, wide, eighths, mostly_zero, equal, ascending, descending, infinite, late_peak, subnormal, count };
 
 inline const char* name(Kind kind) {
-  const char* names[] = {"normal", "narrow", "wide", "eighths", "mostly zero", "equal", "ascending", "descending", "infinite", "late peak"};
+  const char* names[] = {"normal", "narrow", "wide", "eighths", "mostly zero", "equal", "ascending", "descending", "infinite", "late peak", "subnormal"};
   return names[int(kind)];
 }
 
@@ -78,6 +78,8 @@ inline Rows make(Kind kind, int rows, int length, unsigned seed) {
         case Kind::ascending: x[i] = -1000 + 0.001F * float(i); break;
         case Kind::descending: x[i] = 1000 - 0.001F * float(i); break;
         case Kind::infinite: x[i] = i % 3 == 0 ? -std::numeric_limits<float>::infinity() : i % 7 == 0 ? NAN : i % 97 == 0 ? INFINITY : -n; break;
+        // Few above zero, and zeros of both signs: equal all of them where subnormal numbers are taken for zero.
+        case Kind::subnormal: x[i] = std::round(3 * n) == 4 && i % 2 == 0 ? -0.0F : std::ldexp(std::round(3 * n) - 4, -149); break;
         case Kind::late_peak: x[i] = n + (i > length - length / 16 ? 8 : 0); break;
         default: x[i] = n;
       }
