@@ -281,7 +281,8 @@ TEST_CASE("hot set: patterns made against it: every token in one place of the ta
     CHECK(rig.right(list, rig.resolve(list), 0));
     (void)model.place(list, [](std::int32_t) { return true; });
   };
-  const body::PlaceScratch hash(nullptr, k);
+  std::vector<std::int32_t> memory(static_cast<std::size_t>(body::PlaceScratch::words(k)));
+  const body::PlaceScratch hash(memory.data(), k);
   std::vector<std::int32_t> same;
   for (std::int32_t t = 0; t < 160000 && same.size() < 3 * k; ++t) {
     if (hash.home(t) == hash.home(77)) same.push_back(t);
