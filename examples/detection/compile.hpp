@@ -73,9 +73,9 @@ inline std::string compile(const CompileFault& fault, const std::string& compile
   char line[8192];
   while (pipe != nullptr && std::fgets(line, sizeof line, pipe) != nullptr) {
     const std::string text = line;
-    const std::size_t at = text.find("error: static assertion failed: kvire [");
-    if (!found.empty() || at == std::string::npos) continue;
-    const std::size_t begin = text.find('[', at);
+    const std::size_t rule = text.find("kvire [", std::min(text.find("error: static"), text.size()));  // g++ and clang++ differ in what is between
+    if (!found.empty() || rule == std::string::npos) continue;
+    const std::size_t begin = text.find('[', rule);
     found = text.substr(begin, text.find(". ", begin) + 1 - begin);
   }
   const int status = pipe != nullptr ? pclose(pipe) : -1;
