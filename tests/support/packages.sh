@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by tests/run.sh and examples/engine/run.sh: installs what is missing, with apt-get where it may. Never CUDA.
 
-# need_packages <probe>=<package>...: a probe is a program, or a header below an include folder.
+# need_packages <probe>=<package>...: a probe is a program, a header below an include folder, or an option with which clang++ links a program.
 need_packages() {
   local missing=() pair probe package
   for pair in "$@"; do
-    probe=${pair%%=*}
-    package=${pair#*=}
+    probe=${pair%=*}
+    package=${pair##*=}
     case $probe in
       *.h | *.hpp) compgen -G "/usr/include/$probe" >/dev/null || compgen -G "/usr/include/*/$probe" >/dev/null ||
         compgen -G "/usr/local/include/$probe" >/dev/null || missing+=("$package") ;;
+      -*) echo "int main() {}" | clang++ "$probe" -x c++ - -o /dev/null 2>/dev/null || missing+=("$package") ;;
       *) command -v "$probe" >/dev/null 2>&1 || missing+=("$package") ;;
     esac
   done
