@@ -121,7 +121,9 @@ inline TopKShape top_k_shape(std::int64_t rows, std::int64_t columns, int proces
     shape.items = columns <= 4096 ? 4 : 8;
     return shape;
   }
-  while (clusters && shape.blocks < 16 && rows * shape.blocks * 2 <= processors && columns > std::int64_t(shape.blocks) * 4096) shape.blocks *= 2;
+  // Clusters of four and more stay within a part of the device, of which each has multiprocessors left over: where there is no room for all, some wait.
+  const auto room = [&] { return shape.blocks == 1 ? processors : processors * 3 / 4; };
+  while (clusters && shape.blocks < 16 && rows * shape.blocks * 2 <= room() && columns > std::int64_t(shape.blocks) * 4096) shape.blocks *= 2;
   shape.items = shape.blocks == 1 || columns / shape.blocks > 32768 ? 8 : 4;  // a longer part pays for a larger sample
   return shape;
 }
