@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Paged sparse logits against reading the same pages once with the bulk copy engine (the floor), in the same run.
-//   kvire_bench_cuda_index_logits [all | fp8 | bf16 | fp4 | ragged | portable | profile] [file.csv]
+//   kvire_bench_cuda_index_logits [all | fp8 | bf16 | fp4 | ragged | scores | portable | profile] [file.csv]
 #include <benchmarks/support/logits_inputs.cuh>
 #include <benchmarks/support/page_reads.cuh>
 
@@ -54,6 +54,7 @@ struct Variant {
   const char* name;
   Launch launch;
   bool overlap = false;
+  bool bf16 = false;  // scores
 };
 
 struct Shape {
@@ -122,8 +123,8 @@ class Bench {
     fill_queries<<<512, 256>>>(d_queries, query_bytes * launches / 4, query == Element::e4m3);
     auto* d_weights = inputs.array<float>(static_cast<std::int64_t>(batch) * next_n * heads * launches);
     fill_floats<<<64, 256>>>(d_weights, static_cast<std::int64_t>(batch) * next_n * heads * launches, -1, 1, 3);
-    auto* d_out = inputs.array<float>(out * launches);
-    auto arguments = [&](int l) {
+    auto* d_out = inputs.array<float>(out);  // of all launches, as the scratch of an engine's layers
+    auto arguments = [&](int l, const Variant& v) {
       sm90::LogitsArguments a;
       a.pages = reinterpret_cast<const std::byte*>(pages_);
       a.page_stride = P::page_bytes;
@@ -134,8 +135,9 @@ class Bench {
       a.page_table = d_table + static_cast<std::int64_t>(l) * batch * width;
       a.table_stride = a.table_width = width;
       a.lengths = d_lengths + static_cast<std::int64_t>(l) * batch;
-      a.logits = d_out + out * l;
+      a.logits = d_out;
       a.logits_stride = stride;
+      a.bf16 = v.bf16;
       return a;
     };
     const int repeats = 9;
@@ -148,9 +150,9 @@ class Bench {
     for (const Variant& v : variants) {
       // After some 60 ms of several query tokens the card's clock falls: each measurement starts rested.
       if (next_n > 1) std::this_thread::sleep_for(std::chrono::milliseconds(250));
-      KVIRE_BENCH_CHECK(cudaMemset(d_out, 0xFF, static_cast<std::size_t>(out * launches) * 4));
-      const double us = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(v.launch(arguments(l), sms_, s, v.overlap)); });
-      const bool right = verify(arguments(launches - 1), shape, next_n);
+      KVIRE_BENCH_CHECK(cudaMemset(d_out, 0xFF, static_cast<std::size_t>(out) * 4));
+      const double us = timer_.microseconds(launches, repeats, [&](int l, cudaStream_t s) { KVIRE_BENCH_CHECK(v.launch(arguments(l, v), sms_, s, v.overlap)); });
+      const bool right = verify(arguments(launches - 1, v), shape, next_n);
       std::printf(" | %s %8.2f %5.1f%%%s", v.name, us, floor / us * 100, right ? "" : " WRONG");
       all_right = all_right && right;
       if (csv != nullptr) {
@@ -177,13 +179,14 @@ class Bench {
       const std::size_t query_bytes = heads * dim * bits(query) / 8;
       const auto queries = fetch(static_cast<const std::uint8_t*>(a.queries) + static_cast<std::size_t>(row * next_n + q) * query_bytes, query_bytes);
       const auto weights = fetch(a.weights + (row * next_n + q) * heads, heads);
-      const auto got = fetch(static_cast<const float*>(a.logits) + (row * next_n + q) * a.logits_stride + token, 1)[0];
+      const auto at = (row * next_n + q) * a.logits_stride + token;
+      const float got = a.bf16 ? f32_from_bf16(fetch(static_cast<const std::uint16_t*>(a.logits) + at, 1)[0]) : fetch(static_cast<const float*>(a.logits) + at, 1)[0];
       const int t = token % P::tokens_per_page;
       float scale = 1;
       if constexpr (key == Element::e4m3) std::memcpy(&scale, &page[static_cast<std::size_t>(P::template offset<role::Scale>(t))], 4);
       const auto want = exact_logit(weights, dim, scale, [&](int h, int d) { return number(queries.data(), h * dim + d, query); },
                                     [&](int d) { return key_number(page.data(), t, d); });
-      if (!(std::fabs(want.logit - got) <= (key == Element::bf16 ? 1e-4 : 2e-4) * want.magnitude)) return false;
+      if (!(std::fabs(want.logit - got) <= (key == Element::bf16 ? 1e-4 : 2e-4) * want.magnitude + (a.bf16 ? 0x1p-8 * std::fabs(want.logit) : 0))) return false;
     }
     return true;
   }
@@ -213,6 +216,16 @@ class Bench {
 template <class P, int NextN>
 Variant usual(const char* name, bool overlap = false) {
   return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN>, overlap};
+}
+
+/// The kernel that also writes bf16 scores.
+template <class P, int NextN>
+Variant with_options(const char* name, bool bf16) {
+  return {name, &sm90::launch_logits<P, Bench<P>::query, 64, NextN, sm90::WithOptions<sm90::DefaultLogitsShape<P, Bench<P>::query, 64, NextN>>>, false, bf16};
+}
+template <class P, int NextN>
+void run_scores(Bench<P>& bench, const std::vector<Shape>& shapes, const char* format) {
+  for (const Shape& s : shapes) bench.run(s, NextN, {usual<P, NextN>("f32"), with_options<P, NextN>("f32 by options", false), with_options<P, NextN>("bf16", true)}, format);
 }
 
 template <class P, int NextN>
@@ -281,6 +294,14 @@ int main(int argc, char** argv) {
   if (wanted("fp4")) {
     Bench<Fp4> bench(timer);
     for (const Shape& s : shapes) bench.run(s, 1, {usual<Fp4, 1>("hopper"), usual<Fp4, 1>("hopper overlap", true)}, "fp4");
+  }
+  if (wanted("scores")) {
+    Bench<Fp8> fp8(timer);
+    run_scores<Fp8, 1>(fp8, shapes, "fp8");
+    run_scores<Fp8, 2>(fp8, shapes, "fp8");
+    Bench<Bf16> bf16(timer);
+    run_scores<Bf16, 1>(bf16, shapes, "bf16");
+    run_scores<Bf16, 2>(bf16, shapes, "bf16");
   }
   if (wanted("portable")) {
     for (const Shape& s : {shapes[0], big}) {
