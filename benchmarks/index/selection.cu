@@ -63,8 +63,8 @@ class Bench {
     auto* d_lengths = device_array<int>(rows);
     auto* d_queries = device_array<std::uint8_t>(query_bytes * launches);
     auto* d_weights = device_array<float>(rows * heads);
-    auto* d_scores = device_array<float>(rows * length);
-    auto* d_best = device_array<std::uint32_t>(rows * length / 16);
+    auto* d_scores = device_array<float>(std::int64_t(batch) * length);  // of all launches, as the scratch of an engine's layers
+    auto* d_best = device_array<std::uint32_t>(std::int64_t(batch) * length / 16);
     auto* d_selected = device_array<int>(rows * k);
     const std::vector<int> lengths(static_cast<std::size_t>(rows), length);
     KVIRE_BENCH_CHECK(cudaMemcpy(d_table, table.data(), table.size() * 4, cudaMemcpyHostToDevice));
@@ -84,14 +84,14 @@ class Bench {
       a.page_table = d_table + std::int64_t(l) * used;
       a.table_stride = a.table_width = width;
       a.lengths = d_lengths + std::int64_t(l) * batch;
-      a.logits = d_scores + std::int64_t(l) * batch * length;
+      a.logits = d_scores;
       a.logits_stride = length;
-      a.group_best = d_best + std::int64_t(l) * batch * length / 16;
+      a.group_best = d_best;
       return a;
     };
     const auto top_k_arguments = [&](int l) {
       body::TopKArgs a;
-      a.scores = d_scores + std::int64_t(l) * batch * length;
+      a.scores = d_scores;
       a.stride = length;
       a.lengths = d_lengths + std::int64_t(l) * batch;
       a.batch = batch;
@@ -135,7 +135,7 @@ class Bench {
     bool same = true;
     const auto time = [&](auto&& launch) {  // and see whether the same is selected
       KVIRE_BENCH_CHECK(cudaMemset(d_selected, 0xEE, want.size() * 4));
-      KVIRE_BENCH_CHECK(cudaMemset(d_scores, 0xEE, static_cast<std::size_t>(rows * length) * 4));
+      KVIRE_BENCH_CHECK(cudaMemset(d_scores, 0xEE, static_cast<std::size_t>(batch) * static_cast<std::size_t>(length) * 4));
       const double us = timer_.microseconds(launches, 9, launch);
       KVIRE_BENCH_CHECK(cudaMemcpy(got.data(), d_selected, got.size() * 4, cudaMemcpyDeviceToHost));
       same = same && got == want;

@@ -12,6 +12,10 @@ namespace sm90 {
 
 inline constexpr int tile_tokens = 64;
 
+/// L2 cache policies, as createpolicy.fractional makes them on every GPU from sm_80 on, with a fraction of 1. Lines that are evicted last: whoever reads them next finds
+/// them there, and memory that is written launch after launch, as the scores of an engine's layers are, hardly ever goes to DRAM.
+inline constexpr kstd::uint64_t evict_last = 0x14F0000000000000, evict_normal = 0x16F0000000000000;
+
 /// What the kernel reads. Plain pointers to device memory; lengths in cached tokens. Rows are (batch, query token) pairs.
 struct LogitsArguments {
   const kstd::byte* pages = nullptr;      ///< page 0 of the layer
@@ -28,6 +32,7 @@ struct LogitsArguments {
   void* logits = nullptr;                 ///< [B * next_n][logits_stride], f32, or bf16 if the kernel has options
   kstd::int64_t logits_stride = 0;        ///< elements
   bool bf16 = false;                      ///< options: scores are bf16, rounded to nearest even once
+  kstd::uint64_t score_policy = evict_last;  ///< of L2, for the lines of scores
   const kstd::int32_t* blocks = nullptr;  ///< options: [B][max_blocks] entries of the page table to score in this order, negative: none; see SparseLogitsOptions
   kstd::int64_t max_blocks = 0;
   kstd::uint32_t* group_best = nullptr;   ///< KeepBest: [B * next_n][(logits_stride + 15) / 16], order_key of the best of 16 aligned tokens that are seen and on a page, 0 for none; groups beyond the length stay untouched
@@ -92,9 +97,9 @@ KVIRE_DEVICE KVIRE_INLINE int tiles_of(int tokens) { return (tokens + tile_token
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE void store_score(const LogitsArguments& a, kstd::int64_t index, float score) {
   if (Plan::options && a.bf16) {
-    store_logit(static_cast<kstd::uint16_t*>(a.logits) + index, score);
+    store_logit(static_cast<kstd::uint16_t*>(a.logits) + index, score, a.score_policy);
   } else {
-    store_logit(static_cast<float*>(a.logits) + index, score);
+    store_logit(static_cast<float*>(a.logits) + index, score, a.score_policy);
   }
 }
 

@@ -52,6 +52,13 @@ KVIRE_DEVICE KVIRE_INLINE void store_logit(float* to, float x) { *to = x; }
 KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x) {
   asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.b16 [%0], h;\n}" ::"l"(to), "f"(x) : "memory");
 }
+/// The same with an L2 cache policy, as createpolicy makes them.
+KVIRE_DEVICE KVIRE_INLINE void store_logit(float* to, float x, kstd::uint64_t policy) {
+  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(policy) : "memory");
+}
+KVIRE_DEVICE KVIRE_INLINE void store_logit(kstd::uint16_t* to, float x, kstd::uint64_t policy) {
+  asm volatile("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.L2::cache_hint.b16 [%0], h, %2;\n}" ::"l"(to), "f"(x), "l"(policy) : "memory");
+}
 
 /// Four bytes picked from the eight of low and high by the nibbles of `select`; from 8 on a byte of eight times the sign of the one that the lower bits pick.
 KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t permute(kstd::uint32_t low, kstd::uint32_t high, kstd::uint32_t select) {

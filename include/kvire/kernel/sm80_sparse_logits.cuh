@@ -225,9 +225,9 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
       char* to = out + (q * a.logits_stride << shift);
       if (!writes) continue;
       if (a.bf16) {
-        sm90::detail::store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit);
+        sm90::detail::store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit, a.score_policy);
       } else {
-        sm90::detail::store_logit(reinterpret_cast<float*>(to) + token, logit);
+        sm90::detail::store_logit(reinterpret_cast<float*>(to) + token, logit, a.score_policy);
       }
     }
   }

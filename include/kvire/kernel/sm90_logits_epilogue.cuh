@@ -123,9 +123,9 @@ struct Epilogue {
     }
     if (mine() && token < (listed<Plan>(a) ? listed_scores<Plan>(a) : seen)) {
       if (Plan::options && a.bf16) {
-        store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit);
+        store_logit(reinterpret_cast<kstd::uint16_t*>(to) + token, logit, a.score_policy);
       } else {
-        store_logit(reinterpret_cast<float*>(to) + token, logit);
+        store_logit(reinterpret_cast<float*>(to) + token, logit, a.score_policy);
       }
     }
     if constexpr (Shape::best) {
