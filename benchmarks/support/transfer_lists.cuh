@@ -270,10 +270,13 @@ double together(Machine& m, int repeats, First first, Second second) {
   return median(times);
 }
 
-// The fp8 logits of 64 contexts of 32k tokens: bound by memory, on every multiprocessor, each with a fixed share of the work, so that the slowest decides.
+// The logits of 64 contexts of 32k tokens: bound by memory (fp8, one query token), on every multiprocessor, each with a fixed share of the work, so that the
+// slowest decides. Those of two query tokens, and of fp4 keys, are CTAs that have a multiprocessor each.
+template <class Keys = Fp8WithScale<64, 128>, int QueryTokens = 1, class Shape = sm90::DefaultLogitsShape<Keys, Element::e4m3, 64, QueryTokens>>
 class Logits {
  public:
-  using P = Fp8WithScale<64, 128>;
+  using P = Keys;
+  static constexpr int query_tokens = QueryTokens;
   static constexpr std::int64_t pages_a_launch = 32768;
 
   explicit Logits(Machine& m) {
@@ -300,11 +303,11 @@ class Logits {
     arguments_.page_stride = P::page_bytes;
     arguments_.page_count = static_cast<std::int32_t>(order.size());
     arguments_.batch = batch;
-    arguments_.queries = words(batch * 64 * 128 / 4, finite);
-    arguments_.weights = reinterpret_cast<const float*>(words(batch * 64, finite));
+    arguments_.queries = words(QueryTokens * batch * 64 * 128 / 4, finite);
+    arguments_.weights = reinterpret_cast<const float*>(words(QueryTokens * batch * 64, finite));
     arguments_.table_stride = arguments_.table_width = width;
     arguments_.lengths = upload(std::vector<std::int32_t>(batch, width * P::tokens_per_page));
-    arguments_.logits = device_array<float>(pages_a_launch * P::tokens_per_page);
+    arguments_.logits = device_array<float>(QueryTokens * pages_a_launch * P::tokens_per_page);
     arguments_.logits_stride = width * P::tokens_per_page;
     KVIRE_BENCH_CHECK(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, m.compute.device()));
   }
@@ -312,7 +315,7 @@ class Logits {
   void sms(int n) { sms_ = n; }
   void launch(int i, cudaStream_t stream) {
     arguments_.page_table = table_ + i % sets_ * pages_a_launch;
-    KVIRE_BENCH_CHECK((sm90::launch_logits<P, Element::e4m3, 64, 1>(arguments_, sms_, stream)));
+    KVIRE_BENCH_CHECK((sm90::launch_logits<P, Element::e4m3, 64, QueryTokens, Shape>(arguments_, sms_, stream)));
   }
 
  private:
@@ -323,6 +326,7 @@ class Logits {
 };
 
 // Times that kernel, launched again and again, while something else runs.
+template <class Kernel = Logits<>>
 class Beside {
  public:
   static constexpr int launches = 140;
@@ -382,7 +386,7 @@ class Beside {
   }
 
   Machine& m_;
-  Logits logits_;
+  Kernel logits_;
   std::vector<cudaEvent_t> marks_;
   int all_sms_ = 0;
   double alone_ = 0;

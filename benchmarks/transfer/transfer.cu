@@ -78,14 +78,15 @@ void tokens_table(Machine& m) {
   }
 }
 
+template <class Kernel>
 void beside(Machine& m, bool shapes) {
   constexpr int page = 8448;
   constexpr std::int64_t n = 65536;
-  Beside beside(m);
-  std::printf("\nfp8 logits of 64 x 32k: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", beside.alone(),
-              static_cast<double>(Logits::pages_a_launch) * page / beside.alone() / 1e3);
+  Beside<Kernel> beside(m);
+  std::printf("\nlogits of 64 x 32k, %s, %d query token%s: %.1f us alone, %.0f GB/s\n\n| beside it | its time, us | slowdown | transfer GB/s |\n|---|---|---|---|\n", Kernel::P::name,
+              Kernel::query_tokens, Kernel::query_tokens == 1 ? "" : "s", beside.alone(), static_cast<double>(Kernel::pages_a_launch * Kernel::P::page_bytes) / beside.alone() / 1e3);
   const auto row = [&](const char* name, auto start, int free = 0) {
-    const auto [us, ms] = beside.run(Beside::launches, start, beside.all_but(free));
+    const auto [us, ms] = beside.run(beside.launches, start, beside.all_but(free));
     std::printf("| %s | %.1f | %.3f | %.1f |\n", name, us, us / beside.alone(), static_cast<double>(n) * page / ms / 1e6);
     std::fflush(stdout);
   };
@@ -95,6 +96,7 @@ void beside(Machine& m, bool shapes) {
     });
     const RandomPages list(m, page, n, to_host);
     row(to_host ? "D2H, kernel, random pages" : "H2D, kernel, random pages", [&] { list.launch(m.copies); });
+    row(to_host ? "D2H, kernel, random pages, logits leave 4 SMs" : "H2D, kernel, random pages, logits leave 4 SMs", [&] { list.launch(m.copies); }, 4);
     row(to_host ? "D2H, kernel, random pages, gentle" : "H2D, kernel, random pages, gentle", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::gentle, to_host, page)); });
     row(to_host ? "D2H, kernel, random pages, apart, logits leave 5 SMs" : "H2D, kernel, random pages, apart, logits leave 5 SMs", [&] { list.launch(m.copies, detail::CopyShape::of(Pace::apart, to_host, page)); }, 5);
     if (!shapes) continue;
@@ -172,7 +174,7 @@ void both(Machine& m) {
 // One line of the grid: both ways, both ways at once, beside compute. `make(to_host)` is a list ready to launch; `paced(list, stream, pace, rate)` launches it
 // that way, null where there is no such way. Four lists take turns, since a device has the translations of a few thousand places at hand.
 template <class Make, class Paced>
-void grid_row(Machine& m, Beside& beside, std::int64_t item, std::int64_t n, int blocks_in, int blocks_out, Make make, Paced paced) {
+void grid_row(Machine& m, Beside<>& beside, std::int64_t item, std::int64_t n, int blocks_in, int blocks_out, Make make, Paced paced) {
   constexpr bool has_paces = !std::is_same_v<Paced, std::nullptr_t>;
   constexpr std::size_t lists = 4;
   const auto bytes = static_cast<double>(n * item);
@@ -227,7 +229,7 @@ void grid_row(Machine& m, Beside& beside, std::int64_t item, std::int64_t n, int
 }
 
 void grid(Machine& m) {
-  Beside beside(m);
+  Beside<> beside(m);
   std::printf("\nbehind other work of the stream; beside: fp8 logits of 64 x 32k, %.1f us alone\n\n"
               "| item B | items | in GB/s | %% of memcpy | out GB/s | %% of memcpy | both ways at once GB/s | %% of two memcpy | with backups at 42 | %% | SMs in / out | logits beside in / out | gentle | apart |\n"
               "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n", beside.alone());
@@ -398,7 +400,9 @@ int main(int argc, char** argv) {
   if (what == "all" || what == "tokens") tokens_table(m);
   if (what == "all" || what == "reorder") reorder_table(m);
   if (what == "all" || what == "migrate") migrate_table(m);
-  if (what == "all" || what == "beside" || what == "beside_shapes") beside(m, what == "beside_shapes");
+  if (what == "all" || what == "beside" || what == "beside_shapes") beside<Logits<>>(m, what == "beside_shapes");
+  if (what == "all" || what == "beside") beside<Logits<Fp8WithScale<64, 128>, 2>>(m, false);
+  if (what == "all" || what == "beside") beside<Logits<Fp4WithScale<64, 128>>>(m, false);
   if (what == "all" || what == "both") both(m);
   if (what == "all" || what == "grid") grid(m);
   if (what == "all" || what == "submit") submit(m);
