@@ -21,10 +21,23 @@ KVIRE_NAMESPACE_BEGIN
 /// product), sm90_logits_consumer (the loop over them), sm90_logits_epilogue (from the product to the logits). sm90_logits_plan says what lies where.
 namespace sm90 {
 
+namespace detail {
+
+/// Registers of a thread: those that the warps of Shape::ctas_per_sm CTAs on a scheduler have, 16 Ki in all. Where CTAs are joined, 1 Ki of them are left to a warp
+/// of another kernel: a block of a transfer with one on each scheduler fits beside them.
+template <class Shape>
+inline constexpr int most_registers = [] {
+  constexpr int warps = (Shape::ctas_per_sm * unit_threads / 32 + 3) / 4;
+  constexpr int most = (most_units<Shape> > 1 ? 15 : 16) * 1024 / (warps * 32);
+  return most > 255 ? 255 : most / 8 * 8;
+}();
+
+}  // namespace detail
+
 /// Traps unless compiled for sm_90a. Grid: any number of CTAs; block: unit_threads; dynamic shared memory: Plan::shared_bytes. If Shape::joined_from
 /// is not 0, also up to Shape::ctas_per_sm times as many threads, with Plan::unit_pitch more shared memory for each further unit.
 template <class P, Element Query, int Heads, int NextN, class Shape>
-__global__ void __launch_bounds__(detail::most_units<Shape>* unit_threads, Shape::ctas_per_sm / detail::most_units<Shape>)
+__global__ void __maxnreg__(detail::most_registers<Shape>)
     logits_kernel(const __grid_constant__ LogitsArguments a, const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap queries) {
 #if KVIRE_SM90A
   using Plan = LogitsPlan<P, Query, Heads, NextN, Shape>;
