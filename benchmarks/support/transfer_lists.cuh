@@ -284,6 +284,7 @@ class Logits {
     constexpr int batch = 64;
     constexpr int width = static_cast<int>(pages_a_launch) / batch;
     constexpr std::uint32_t finite = 0x3F3F3F3F;  // of every format that bytes of a page may be in
+    constexpr std::uint32_t near = P::template element_of<role::Value> == Element::e2m1 ? 0x07070707 : finite;  // scales of fp4 keys are, mostly
     const auto words = [](std::int64_t n, std::uint32_t mask) {
       auto* const p = device_array<std::uint32_t>(n);
       fill_words<<<264, 512>>>(p, n, 9, mask);
@@ -299,7 +300,7 @@ class Logits {
     std::shuffle(order.begin(), order.end(), m.random);
     sets_ = static_cast<int>(order.size() / pages_a_launch);
     table_ = upload(order);
-    arguments_.pages = reinterpret_cast<const std::byte*>(words(bytes / 4, finite));
+    arguments_.pages = reinterpret_cast<const std::byte*>(words(bytes / 4, near));
     arguments_.page_stride = P::page_bytes;
     arguments_.page_count = static_cast<std::int32_t>(order.size());
     arguments_.batch = batch;
