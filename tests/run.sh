@@ -7,7 +7,7 @@
 #   clang       clang++ -O2: codecs, kernels and golden vectors
 #   fast-math   codecs, kernels and golden vectors under -O3 -march=native -ffast-math: the bits must not change
 #   asan        clang++ with AddressSanitizer and UBSan: every host test, the golden vectors and the small examples
-#   tsan        ThreadSanitizer: the layers that have threads, a short replay of the engine
+#   tsan        clang++ with ThreadSanitizer: the layers that have threads, a short replay of the engine
 #   cuda        nvcc: compiles the device tests; where there is a GPU, also those with fast math, and runs them
 #   bench       builds the benchmarks and prints their figures; not part of the default
 #
@@ -39,8 +39,8 @@ done
 packages=(g++=g++ cmake=cmake ninja=ninja-build doctest/doctest.h=doctest-dev CLI/CLI.hpp=libcli11-dev fmt/format.h=libfmt-dev
   nlohmann/json.hpp=nlohmann-json3-dev)
 if wants host; then packages+=(python3=python3); fi  # counts prefix hits apart from the engine
-if wants clang || wants checks || wants asan; then packages+=(clang++=clang); fi
-if wants asan; then packages+=(-fsanitize=address=libclang-rt-dev); fi
+if wants clang || wants checks || wants asan || wants tsan; then packages+=(clang++=clang); fi
+if wants asan || wants tsan; then packages+=(-fsanitize=address=libclang-rt-dev); fi
 if wants bench; then packages+=(benchmark/benchmark.h=libbenchmark-dev cblas.h=libopenblas-dev fio=fio); fi
 need_packages "${packages[@]}" || exit 1
 # Adaptors are tested where their libraries are, and CI tests them; nothing needs them.
@@ -114,8 +114,9 @@ once=(-E '^kvire[.]header[.]clangxx')
 stage checks host all -L "header|fail|meta|consumer" "${once[@]}"
 stage clang host-clang all -L "host|golden"
 stage fast-math fast-math all -L "host|golden"
-stage asan asan "kvire_tests kvire_adapt_tests kvire_adopt kvire_detection own_layout draw_layouts" -L "host|golden|example"
-stage tsan tsan all -L "host|example|smoke|soak"
+small="kvire_tests kvire_adapt_tests kvire_adopt kvire_detection"
+stage asan asan "$small own_layout draw_layouts" -L "host|golden|example"
+stage tsan tsan "$small kvire_engine" -L "host|example|smoke|soak" -E "baseline|own_layout"
 
 if wants cuda; then
   nvcc=${CUDACXX:-$(ls /usr/local/cuda/bin/nvcc 2>/dev/null || command -v nvcc)}
