@@ -12,9 +12,10 @@ namespace sm90 {
 
 inline constexpr int tile_tokens = 64;
 
-/// L2 cache policies, as createpolicy.fractional makes them on every GPU from sm_80 on, with a fraction of 1. Lines that are evicted last: whoever reads them next finds
-/// them there, and memory that is written launch after launch, as the scores of an engine's layers are, hardly ever goes to DRAM.
-inline constexpr kstd::uint64_t evict_last = 0x14F0000000000000, evict_normal = 0x16F0000000000000;
+/// An L2 cache policy, as createpolicy.fractional makes it on every GPU from sm_80 on, with a fraction of 1. Lines that are evicted last: whoever reads them next
+/// finds them there, and memory that is written launch after launch, as the scores of an engine's layers are, hardly ever goes to DRAM. As a number it can be a
+/// parameter, which costs no instruction.
+inline constexpr kstd::uint64_t evict_last = 0x14F0000000000000;
 
 /// What the kernel reads. Plain pointers to device memory; lengths in cached tokens. Rows are (batch, query token) pairs.
 struct LogitsArguments {

@@ -13,21 +13,6 @@ namespace ptx {
 KVIRE_DEVICE KVIRE_INLINE void bulk_store(void* to, kstd::uint32_t from, kstd::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-KVIRE_DEVICE KVIRE_INLINE void bulk_store(void* to, kstd::uint32_t from, kstd::uint32_t bytes, kstd::uint64_t policy) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from), "r"(bytes), "l"(policy)
-               : "memory");
-}
-KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, kstd::uint32_t bytes, kstd::uint32_t barrier, kstd::uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier), "l"(policy)
-               : "memory");
-}
-/// Policy of lines that nobody will read again soon.
-KVIRE_DEVICE KVIRE_INLINE kstd::uint64_t evict_first() {
-  kstd::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 /// Nanoseconds, modulo 2^32.
 KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t nanoseconds() {
   kstd::uint32_t t;
