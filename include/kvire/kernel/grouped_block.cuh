@@ -27,7 +27,6 @@ __device__ inline void copies_arrived() { asm volatile("cp.async.wait_all;" ::: 
 template <int Threads, int Items, class Source, bool Clustered>
 struct GroupedMemory : ListMemory<Threads, Source::listed, Items * Threads * group_size> {
   using Base = ListMemory<Threads, Source::listed, Items * Threads * group_size>;
-  static constexpr int items = Items;
   static constexpr int batch = Clustered ? 32 : 48;  // groups of a warp under way
   static_assert(require_tuning<GroupedMemory, (Items * Threads <= 0xFFFF && Base::warps * batch * group_size * 4 >= 1024 * 8)>());
 

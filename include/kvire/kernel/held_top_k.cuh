@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include <kvire/kernel/cuda/launch.cuh>
 #include <kvire/kernel/held_row.cuh>
 
 /// Top-k of rows that fit the registers of a few blocks: the same selection as body::top_k, bit for bit, from one launch without workspace.
 ///
-/// The blocks of a cluster read a row once. Each finds, alone, a key that a share of its scores reach, its part of k and a margin, and sends those scores to
-/// the first block, which selects exactly among what has come. That is the selection if the k-th of it is no less than any block's key. If it is less, it
-/// still says what may be selected, and the blocks send what reaches it. Where more is sent than there is room for (many equal scores) the first block takes
-/// the row again from memory, digit after digit.
+/// The blocks of a cluster read a row once and search together. Each sends the others its largest score and a guess; between those, every block counts its
+/// scores in 256 bins and sends all the others how many it has up to each. So each knows the bin of the k-th, and what of it and before it is whose. The
+/// scores of that bin go to all blocks, which rank them; or, where they are many, it is divided into bins in turn. Then every block knows what of its own
+/// is selected and how many stand before that, and lists it.
 ///
-/// A guess decides how much is sent, never what is selected; nothing depends on the order in which threads arrive.
+/// A guess decides where bins are, never what is selected; nothing depends on the order in which threads arrive.
 KVIRE_NAMESPACE_BEGIN
 
 namespace detail::topk {
@@ -26,13 +23,13 @@ __global__ __launch_bounds__(held_threads, 1) void held_top_k_kernel(const __gri
 #if KVIRE_DEVICE_ARCH >= 900  // what is launched on older GPUs is another kernel
   ptx::launch_dependents();
   extern __shared__ __align__(16) unsigned char dynamic[];
-  HeldRow<Quads> block{{{{p.base, blockIdx.x >> p.base.block_shift},
-                         *reinterpret_cast<HeldMemory<Quads>*>(dynamic),
-                         int(threadIdx.x),
-                         int(threadIdx.x & 31U),
-                         int(threadIdx.x >> 5),
-                         ptx::cluster_rank(),
-                         u32(p.base.blocks)}}};
+  HeldRow<Quads> block{{{p.base, blockIdx.x >> p.base.block_shift},
+                        *reinterpret_cast<HeldMemory<Quads>*>(dynamic),
+                        int(threadIdx.x),
+                        int(threadIdx.x & 31U),
+                        int(threadIdx.x >> 5),
+                        ptx::cluster_rank(),
+                        u32(p.base.blocks)}};
   block.run(p);
 #else
   (void)p;
@@ -62,10 +59,12 @@ inline int held_quads(std::int64_t columns, int blocks) {
 }  // namespace detail::topk
 
 /// Blocks of a row that launch_held_top_k shall take for `rows` rows of up to `columns` scores on a device of `processors` multiprocessors: as many as
-/// leave room, since clusters stay within a part of the device and a few multiprocessors of each part are left over; more where fewer cannot hold a row.
+/// leave room, since clusters stay within a part of the device and a few multiprocessors of each part are left over, and find 2,048 scores each; more where
+/// fewer cannot hold a row.
 inline int held_top_k_blocks(std::int64_t rows, std::int64_t columns, int processors) {
   int blocks = 2;
-  while (blocks < 8 && (detail::topk::held_quads(columns, blocks) == 0 || rows * blocks * 2 <= processors * 3 / 4)) blocks *= 2;
+  const auto room = [&] { return rows * blocks * 2 <= processors * 3 / 4 && columns >= std::int64_t(blocks) * 4096; };
+  while (blocks < 8 && (detail::topk::held_quads(columns, blocks) == 0 || room())) blocks *= 2;
   return blocks;
 }
 
@@ -76,11 +75,18 @@ inline bool held_top_k_serves(const body::TopKArgs& args, int blocks) {
          reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && detail::topk::held_quads(args.stride, blocks) != 0 && (args.page_table == nullptr || args.tokens_per_page % 4 == 0);
 }
 
-/// Where it is the fastest kernel, with that many blocks.
+/// Whether all rows find room at once, with that many blocks; shorter rows have a faster kernel.
+inline bool held_top_k_fits(const body::TopKArgs& args, int processors) {
+  const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
+  const int blocks = held_top_k_blocks(rows, args.stride, processors);
+  return held_top_k_serves(args, blocks) && args.stride > 8192 && rows * blocks <= processors;
+}
+
+/// Where it is the fastest kernel: of clusters of four and more, some wait where they want all multiprocessors.
 inline bool held_top_k_pays(const body::TopKArgs& args, int processors) {
   const std::int64_t rows = std::int64_t(args.batch) * args.next_n;
   const int blocks = held_top_k_blocks(rows, args.stride, processors);
-  return held_top_k_serves(args, blocks) && args.stride > 8192 && rows * blocks <= processors && (args.k <= 1024 || (args.stride >= 32768 && blocks > 2));
+  return held_top_k_fits(args, processors) && (blocks == 2 || rows * blocks <= processors * 3 / 4);
 }
 
 #if KVIRE_CUDA_COMPILER
@@ -97,9 +103,9 @@ cudaError_t launch_held_top_k(const body::TopKArgs& args, TopKCounts* counts, cu
   p.base = detail::topk::make_params(args, counts, overlap);
   p.base.blocks = blocks;
   while (1 << p.base.block_shift < blocks) ++p.base.block_shift;
-  // What a block has of the k best, and 3.5 standard deviations more: one row in five hundred needs a second turn.
-  const double mean = double(args.k) / blocks;
-  p.share = std::min(args.k, static_cast<int>(mean + 3.5 * std::sqrt(mean * (1 - 1.0 / blocks))) + 2);
+  // Of so many groups of a warp the least best score is reached by 2.5, 7, 20, 50 and 120 of its scores: by its share of k, and some more.
+  const int share = args.k >> (p.base.block_shift + 4);
+  p.group_shift = share < 2 ? 4 : share < 6 ? 3 : share < 17 ? 2 : share < 41 ? 1 : 0;
   p.pages = args.translate ? std::min(args.page_count, 0x7FFFFFFF / args.tokens_per_page) : args.page_count;
   const int quads = detail::topk::held_quads(args.stride, blocks);
   return quads == 2 ? detail::topk::launch_held<2>(p, rows, stream) : detail::topk::launch_held<8>(p, rows, stream);

@@ -103,7 +103,7 @@ struct Floor {
 template <int Threads, class Each, class Meet>
 __device__ inline Floor find_floor(u32* counts, FindMemory& memory, u32 most, u32 need, u32 allowed, int thread, Meet meet, Each each) {
   u32 top = most, above = 0;
-    int shift = 17;  // 8 binades below the largest; if that is too little, everything
+  int shift = 17;  // 8 binades below the largest; if that is too little, everything
 #pragma unroll 1
   for (;;) {
     each([&](u32 key) {

@@ -46,7 +46,7 @@ inline std::int64_t fused_selection_bytes(std::int64_t batch, std::int64_t next_
 namespace detail {
 
 /// Where the pair of kernels was the faster way: a short row is read as fast whole, and one that a few blocks hold in registers faster.
-inline bool tuned_selection_pays(const body::TopKArgs& top, int processors) { return top.stride >= 1 << 14 && !held_top_k_pays(top, processors); }
+inline bool tuned_selection_pays(const body::TopKArgs& top, int processors) { return top.stride >= 1 << 14 && !held_top_k_fits(top, processors); }
 
 /// What queue_selection works in: rows of scores with the best of each 16, or slots.
 struct SelectionMemory {
@@ -105,7 +105,7 @@ bool queue_selection(TunedLogits<Heads, NextN...>, const body::SparseLogitsArgs&
 /// select_keys of the host on the CUDA backend: everything in device memory. `scratch`: selection_scratch_bytes(batch * next_n, max_pages * tokens per
 /// page), 256-byte aligned, free again when the work has run.
 ///
-/// It is sparse_logits and then top_k, which starts while the logits end and reads scores that L2 evicts last (so lend the same scratch to every layer); but on Hopper, where no kernel holds rows in registers (held_top_k_pays), for k up to 1,024 and
+/// It is sparse_logits and then top_k, which starts while the logits end and reads scores that L2 evicts last (so lend the same scratch to every layer); but on Hopper, where no kernel holds rows in registers (held_top_k_fits), for k up to 1,024 and
 /// rows of 16,384 to 131,072 positions, the logits kernel leaves the best of each 16 scores on its way, and a kernel that is launched while the first one
 /// ends reads little more than the scores that it selects (kernel/grouped_top_k.cuh). With CudaSelectionOptions::without_scores the logits kernel leaves what
 /// may still be selected instead of scores (kernel/kept_scores.cuh): for k up to 1,024, up to 131,072 positions, one or two query tokens, fp8 and bf16 keys;

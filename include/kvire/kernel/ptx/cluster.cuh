@@ -40,6 +40,11 @@ KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t a, unsigned long 
 KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t a, kstd::uint32_t v, kstd::uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(a), "r"(v), "r"(barrier) : "memory");
 }
+KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t a, Words4 v, kstd::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w),
+               "r"(barrier)
+               : "memory");
+}
 /// Arrives at a peer's mbarrier and announces `bytes` of them.
 KVIRE_DEVICE KVIRE_INLINE void peer_arrive_expect(kstd::uint32_t barrier, kstd::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -54,6 +59,7 @@ KVIRE_DEVICE KVIRE_INLINE void peer_store(kstd::uint32_t, unsigned long long) {}
 KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t peer_add(kstd::uint32_t, kstd::uint32_t) { return 0; }
 KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t, unsigned long long, kstd::uint32_t) {}
 KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t, kstd::uint32_t, kstd::uint32_t) {}
+KVIRE_DEVICE KVIRE_INLINE void peer_store_async(kstd::uint32_t, Words4, kstd::uint32_t) {}
 KVIRE_DEVICE KVIRE_INLINE void peer_arrive_expect(kstd::uint32_t, kstd::uint32_t) {}
 #endif
 #endif
