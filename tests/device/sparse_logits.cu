@@ -49,7 +49,8 @@ TEST_CASE("fp4 logits of random shapes agree with float64") {
   random_shapes<Fp4WithScale<128, 128>, Element::bf16, 32, 2>(1e-4);
 }
 
-TEST_CASE("fp4 keys whose blocks span more binades than e4m3 has") {
+// Depths of blocks up to 59 binades: within an operand (26), behind it, and in between the two the end of the table of codes (32).
+TEST_CASE("fp4 keys whose blocks span more binades than e5m2 has") {
   if (!hopper()) return;
   auto c = random_case<Fp4>(91, {500, 64, 1, 130}, 2, 64, Element::e4m3);
   std::mt19937 random(4);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/fp4_exact_logits.cuh>
 #include <kvire/kernel/fp4_operand.cuh>
 #include <kvire/kernel/sm90_logits_epilogue.cuh>
 #include <kvire/kernel/sm90_logits_operand.cuh>
@@ -16,20 +17,22 @@ namespace sm90::detail {
 /// All tiles of the share. `row`: whose queries are in shared memory. `unit`: of the CTA.
 ///
 /// What counts here is the number of instructions: while an ordinary one reads its operands, the tensor cores do not read theirs, so the time of a
-/// tile is that of its products and of everything else, one after the other, however many warps there are.
+/// tile is that of its products and of everything else, one after the other, however many warps there are. Those of the half-rate pipe, and integer
+/// products, count twice.
 template <class P, class Plan, int Heads, class Shape>
 struct Consumer : Epilogue<Plan, Shape> {
   using Base = Epilogue<Plan, Shape>;
   using typename Base::Sums;
-  using Base::a, Base::c, Base::few, Base::finish, Base::kept, Base::lane, Base::mine, Base::nans, Base::next_n, Base::products, Base::row, Base::rows, Base::seen_by;
-  using Base::shared, Base::take_row, Base::thread, Base::tiles, Base::together;
+  using Base::a, Base::any_rare_of_tile, Base::c, Base::few, Base::finish, Base::first, Base::kept, Base::lane, Base::local, Base::mine, Base::nans;
+  using Base::next_n, Base::plain, Base::products, Base::replace_nans, Base::row, Base::rows, Base::seen_by, Base::shared, Base::take_row, Base::thread;
+  using Base::tiles, Base::together;
 
   int unit;
-  int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
-  int local = first + c % 2 * 8;                                 // the one that it finishes
   int key_at = keep(static_cast<int>(key_offset<Plan>(thread / 32, thread % 32)), thread);
   int scale_at = Plan::fp4 ? keep(first * Plan::scale_row + c * Plan::blocks / 4, thread) : 0;  // of its first key, in a tile
-  kstd::uint32_t positive = Plan::fp4 && Plan::fp8 ? ptx::load_shared(shared + Plan::codes_at + 15 * 8) : 0;
+  // Of load_fp4_keys.
+  kstd::uint32_t pick = Plan::fp4 ? static_cast<kstd::uint32_t>(keep(c % 2 != 0 ? 0x3C000000 : 0x3C00, thread)) : 0;
+  kstd::uint32_t positive = Plan::fp4 && Plan::fp8 ? ptx::load_shared(shared + Plan::codes_at + (Plan::fp4_codes - 1) * 8) : 0;
 
   /// The queries of `row`, which are on their way or here, are this lane's next ones.
   KVIRE_DEVICE KVIRE_INLINE void await_queries() {
@@ -48,23 +51,23 @@ struct Consumer : Epilogue<Plan, Shape> {
   /// One product of a tile, to the last. `keys`: its operand, in registers or in shared memory; `done` is called when nothing reads it any more. Known:
   /// which product, if `few`.
   template <int Known, class Keys, class Done>
-  KVIRE_DEVICE KVIRE_INLINE void product_of(const Keys& keys, int product, int token, unsigned position, float scale, Done&& done) {
+  KVIRE_DEVICE KVIRE_INLINE void product_of(const Keys& keys, int product, const TilePlace& place, float scale, Done&& done) {
     Sums d;
     start_product<Plan>(d, keys, query_operand<Plan>(shared + Plan::queries_at + rows.stage * Plan::query_stage_bytes +
                                                       product * together * (Plan::swizzled ? Heads * Plan::query_width : Plan::query_bytes)));
     ptx::wgmma_wait<0>();
     if (product == products - 1) done();
     ptx::touch(d);
-    finish<Known>(d, product, token, position, scale);
+    finish<Known>(d, product, place, scale);
   }
   template <class Keys, class Done>
-  KVIRE_DEVICE KVIRE_INLINE void products_of(const Keys& keys, int token, unsigned position, float scale, Done&& done) {
+  KVIRE_DEVICE KVIRE_INLINE void products_of(const Keys& keys, const TilePlace& place, float scale, Done&& done) {
     if constexpr (few) {
-      product_of<0>(keys, 0, token, position, scale, done);
-      if constexpr (products == 2) product_of<1>(keys, 1, token, position, scale, done);
+      product_of<0>(keys, 0, place, scale, done);
+      if constexpr (products == 2) product_of<1>(keys, 1, place, scale, done);
     } else {
 #pragma unroll 1
-      for (int product = 0; product < products; ++product) product_of<0>(keys, product, token, position, scale, done);
+      for (int product = 0; product < products; ++product) product_of<0>(keys, product, place, scale, done);
     }
   }
   /// KeepCandidates: before a tile; `other`: it is of another row, or there is none.
@@ -113,15 +116,19 @@ struct Consumer : Epilogue<Plan, Shape> {
         begun = true;
         kept.next_tile();
       }
-      const int token = static_cast<int>(meta.y) + local;
-      const unsigned position = Plan::pages_per_tile > 1 ? (local < part ? meta.z : meta.w) + local % part : meta.z + local;
+      TilePlace place{static_cast<int>(meta.y), meta.z, __uint_as_float(meta.w)};
+      if constexpr (!plain) {  // of the token that this lane finishes
+        place.token += local;
+        place.position = Plan::pages_per_tile > 1 ? (local < part ? meta.z : meta.w) + local % part : meta.z + local;
+      }
+      [[maybe_unused]] kstd::uint32_t depths = 0;  // fp4
       const int used = tiles.stage;
       tiles.advance();
       if constexpr (Plan::swizzled) {
         float scale = 1;
         if constexpr (Plan::scaled) scale = __uint_as_float(ptx::load_shared(shared + Plan::scales_at + used * Plan::scale_bytes + local * 4));
         const ptx::Descriptor tile = ptx::swizzled_descriptor<Plan::width>(shared + Plan::stages_at + used * Plan::stage_bytes);
-        products_of(tile, token, position, scale, [&] {
+        products_of(tile, place, scale, [&] {
           release(used);
           // A branch ends the basic block, within which the assembler would move the release behind the sums.
           asm volatile("{\n.reg .pred p;\nsetp.ge.s32 p, %0, 0;\n@p bra over;\ntrap;\nover:\n}" ::"r"(count));
@@ -129,11 +136,9 @@ struct Consumer : Epilogue<Plan, Shape> {
       } else {
         const kstd::uint32_t tile = shared + Plan::stages_at + used * Plan::stage_bytes;
         kstd::uint32_t keys[Plan::steps][4];
-        [[maybe_unused]] kstd::uint32_t depths = 0;
         float scale = 1;
         if constexpr (Plan::fp4) {
-          const kstd::uint32_t from = tile + (Plan::blocks == 4 ? scale_at * 16 : key_at);  // 16 bytes of elements for one of scale
-          scale = load_fp4_keys<Plan>(keys, depths, tile + Plan::value_bytes + scale_at, from, shared + Plan::codes_at, positive, c);
+          scale = load_fp4_keys<Plan>(keys, depths, tile + Plan::value_bytes + scale_at, tile + key_at, shared + Plan::codes_at, positive, pick);
         } else {
           load_keys<Plan>(keys, tile + key_at, first % 2 != 0);
           if constexpr (Plan::scaled) {
@@ -142,11 +147,18 @@ struct Consumer : Epilogue<Plan, Shape> {
         }
         release(used);  // the tile is in registers
         complete(keys);
-        products_of(keys, token, position, scale, [] {});
-        if constexpr (Plan::fp4 && Plan::fp8) {
-          if (__any_sync(~0U, loses<Plan>(depths)) && static_cast<int>(position) >= 0) {  // on a page
-            const int back = local - first / 16 * 16;
-            exact_logits<P, Plan, Heads, Shape>(a, row, token - back, static_cast<int>(position) - back, depths, shared, here(lane));
+        products_of(keys, place, scale, [] {});
+      }
+      constexpr bool mends = Plan::fp4 && Plan::fp8;
+      if constexpr (plain || mends) {
+        kstd::uint32_t deep = 0;
+        if constexpr (mends) deep = lost<Plan>(depths);
+        if (plain ? any_rare_of_tile(deep) : __any_sync(~0U, deep != 0)) {
+          const int position = here(static_cast<int>(place.position));
+          if constexpr (plain) replace_nans(place.token, position >= 0);
+          if (position >= 0) {  // on a page
+            const int back = plain ? -(first / 16 * 16) : local - first / 16 * 16;  // to the warp's first token
+            if constexpr (mends) exact_logits<P, Plan, Heads, Shape>(a, row, place.token - back, position - back, depths, shared, here(lane));
           }
         }
       }

@@ -40,12 +40,28 @@ KVIRE_DEVICE KVIRE_INLINE void head_sums(const float (&d)[Columns], const float 
   high = add_exact(s[2], s[3]);
 }
 
-/// A quarter of the heads of a lane's two rows, to the sum of all heads of one of them, for lanes with even c the low one.
-KVIRE_DEVICE KVIRE_INLINE float half_sum(float low, float high, int c) {
-  return add_exact(c % 2 != 0 ? high : low, __shfl_xor_sync(~0U, c % 2 != 0 ? low : high, 1));
+/// A quarter of the heads of a lane's two rows, to the sum of all heads of one of them, for odd lanes the high one.
+KVIRE_DEVICE KVIRE_INLINE float half_sum(float low, float high, bool odd) {
+  return add_exact(odd ? high : low, __shfl_xor_sync(~0U, odd ? low : high, 1));
 }
 
 struct Nothing {};
+
+/// Where a tile stands in its row.
+struct TilePlace {
+  int token;          // index of the score that this lane finishes; plain: of the tile's first one
+  unsigned position;  // in the row, of the same; sm90::detail::nowhere and more where there is no page
+  float missing;      // plain: what is added to a logit, -0, or -inf where there is no page
+};
+
+/// Whether in any lane `bits` is not 0 or x is NaN.
+KVIRE_DEVICE KVIRE_INLINE bool any_rare(kstd::uint32_t bits, float x) {
+  kstd::uint32_t any;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nsetp.nan.or.f32 p, %2, %2, p;\nvote.sync.any.pred p, p, 0xFFFFFFFF;\nselp.b32 %0, 1, 0, p;\n}"
+               : "=r"(any)
+               : "r"(bits), "f"(x));
+  return any != 0;
+}
 
 /// What a lane of the consumer warpgroup keeps of the row under way, and the end of a product.
 template <class Plan, class Shape>
@@ -56,6 +72,9 @@ struct Epilogue {
   static constexpr int products = next_n / together;  // of a tile
   static constexpr bool few = next_n <= 2;            // what belongs to a query token stays in registers
   static constexpr bool resident = Shape::resident && few;
+  // Nothing but logits is wanted, of tiles on one page each: addresses and bounds are those of a lane's first token, a missing page is an addend, and NaN is looked for
+  // behind the tile. Some instructions fewer, which fp4 keys gain by and others do not.
+  static constexpr bool plain = Plan::fp4 && few && Plan::pages_per_tile == 1 && !Plan::options && !Shape::best && !Shape::candidates;
   using Sums = float[columns * together];
 
   const LogitsArguments& a;
@@ -65,14 +84,20 @@ struct Epilogue {
   [[no_unique_address]] std::conditional_t<Shape::candidates, KeptScores<Plan::kept, next_n>, Nothing> kept;
   int lane = keep(thread % 32, thread);
   int c = lane & 3;
+  int odd = keep(c % 2, thread);
+  int first = keep(thread / 32 * 16 + thread % 32 / 4, thread);  // row of a tile: this lane has a part of it and of the eighth behind
+  int local = first + c % 2 * 8;                                 // the one that it finishes
   unsigned nans = 0;  // logits that this lane finished and that were NaN
   Ring<Shape::stages> tiles{0};      // both rings of the pipeline, as this lane sees them
   Ring<Plan::query_stages> rows{0};  // swizzled
   float held[resident ? next_n : 1][columns / 2];
-  char* out[few ? products : 1];
+  char* out[few ? products : 1];  // plain: from this lane's first token on
   int visible[few ? products : 1];
+  float written[plain ? products : 1];  // plain: this lane's logits of the tile under way
 
-  KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q) const { return shared + Plan::weights_at + rows.stage * Plan::weight_stage_bytes + c * Plan::weight_run + q * 4 * Plan::weight_run; }
+  KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t weights(int q, int quarter) const {
+    return shared + Plan::weights_at + rows.stage * Plan::weight_stage_bytes + quarter * Plan::weight_run + q * 4 * Plan::weight_run;
+  }
   /// Tokens of the row that query token q sees.
   KVIRE_DEVICE KVIRE_INLINE int seen_by(int q) const { return static_cast<int>(ptx::load_shared(shared + Plan::visible_at + (rows.stage * next_n + q) * 4)); }
   /// Whether this lane writes what it finishes.
@@ -84,11 +109,15 @@ struct Epilogue {
     for (int i = 0; i < (few ? products : 1); ++i) {
       out[i] = static_cast<char*>(a.logits) + (((static_cast<kstd::int64_t>(row) * next_n + token_of(i)) * a.logits_stride) << score_shift());
       visible[i] = seen_by(token_of(i));
+      if constexpr (plain) {  // in terms of a tile's first token; a lane that writes nothing sees nothing
+        out[i] += here(local) * 4;
+        visible[i] = mine() ? visible[i] - here(local) : 0;
+      }
     }
     if constexpr (resident) {
 #pragma unroll
       for (int q = 0; q < next_n; ++q) {
-        load_weights<Plan>(held[q], weights(q));
+        load_weights<Plan>(held[q], weights(q, here(c)));
         if constexpr (Plan::swizzled) {
 #pragma unroll
           for (float& w : held[q]) w = mul_exact(0.5F, w);
@@ -104,10 +133,10 @@ struct Epilogue {
       head_sums<Plan, First>(d, held[Known], low, high);
     } else {
       float w[columns / 2];
-      load_weights<Plan>(w, weights(q));
+      load_weights<Plan>(w, weights(q, c));
       head_sums<Plan, First>(d, w, low, high);
     }
-    return half_sum(low, high, c);
+    return half_sum(low, high, odd != 0);
   }
   /// Writes a logit from the sum over the heads. `product`: of which query tokens; `to`: their scores; `seen`: the tokens that this lane's one sees;
   /// `token`: index of the score; `position`: of the key. Together: of a warp's 16 keys, lanes with c of 2 and 3 write those of the second query token.
@@ -143,7 +172,7 @@ struct Epilogue {
   }
   /// Sums and logits of a product, which is in d. Known: which one, if `few`.
   template <int Known>
-  KVIRE_DEVICE KVIRE_INLINE void finish(const Sums& d, int product, int token, unsigned position, float scale) {
+  KVIRE_DEVICE KVIRE_INLINE void finish(const Sums& d, int product, const TilePlace& tile, float scale) {
     float sum = sum_token<0, Known * together>(d, product * together);
     if constexpr (together == 2) {  // lanes with c of 0 and 1 finish the first query token, the others the second
       const float second = sum_token<columns, Known * together + 1>(d, product * together + 1);
@@ -151,9 +180,27 @@ struct Epilogue {
     } else {
       sum = add_exact(sum, __shfl_xor_sync(~0U, sum, 2));
     }
-    const int seen = few ? visible[few ? Known : 0] : seen_by(token_of(product));
-    char* to = few ? out[few ? Known : 0] : out[0] + (product * together * a.logits_stride << score_shift());
-    write(product, to, seen, token, position, sum, scale);
+    if constexpr (plain) {
+      written[Known] = fma_exact(sum, scale, tile.missing);
+      if (tile.token < visible[Known]) store_logit(reinterpret_cast<float*>(out[Known]) + tile.token, written[Known], a.score_policy);
+    } else {
+      const int seen = few ? visible[few ? Known : 0] : seen_by(token_of(product));
+      char* to = few ? out[few ? Known : 0] : out[0] + (product * together * a.logits_stride << score_shift());
+      write(product, to, seen, tile.token, tile.position, sum, scale);
+    }
+  }
+  /// Plain: whether any lane's logits of the tile, or `bits`, want a look.
+  KVIRE_DEVICE KVIRE_INLINE bool any_rare_of_tile(kstd::uint32_t bits) const {
+    return any_rare(bits, products == 2 ? add_exact(written[0], written[products - 1]) : written[0]);
+  }
+  /// Plain: NaN becomes -inf, and is counted where there is a page.
+  KVIRE_DEVICE KVIRE_INLINE void replace_nans(int token, bool on_page) {
+#pragma unroll
+    for (int i = 0; i < products; ++i) {
+      if (token >= visible[i] || !is_nan_bits(__float_as_uint(written[i]))) continue;
+      store_logit(reinterpret_cast<float*>(out[i]) + token, -__int_as_float(0x7F800000), a.score_policy);
+      nans += on_page ? 1 : 0;
+    }
   }
 };
 

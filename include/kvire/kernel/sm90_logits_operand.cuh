@@ -74,7 +74,9 @@ KVIRE_DEVICE KVIRE_INLINE ptx::Descriptor query_operand(kstd::uint32_t at) {
 }
 template <class Plan, int Columns, class Keys>
 KVIRE_DEVICE KVIRE_INLINE void multiply_step(float (&d)[Columns], const Keys& keys, kstd::uint64_t b, int step) {
-  if constexpr (Plan::fp8) {
+  if constexpr (Plan::fp8 && Plan::fp4) {
+    ptx::wgmma_e5m2_e4m3(d, keys, b, step != 0);
+  } else if constexpr (Plan::fp8) {
     ptx::wgmma_e4m3(d, keys, b, step != 0);
   } else {
     ptx::wgmma_bf16(d, keys, b, step != 0);
@@ -91,7 +93,7 @@ template <class Plan, int Columns>
 KVIRE_DEVICE KVIRE_INLINE void start_product(float (&d)[Columns], const kstd::uint32_t (&k)[Plan::steps][4], ptx::Descriptor queries) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < Plan::steps; ++j) multiply_step<Plan>(d, k[j], queries.at(j * 256), j);
+  for (int j = 0; j < Plan::steps; ++j) multiply_step<Plan>(d, k[j], queries.at(0) + j * 256 / 16, j);  // an addition to at(), of one instruction, not within it
   ptx::wgmma_commit();
 }
 /// The same of a swizzled tile in shared memory.

@@ -92,7 +92,8 @@ struct LogitsPlan {
   static constexpr int query_row = dim * bits(Query) / 8;  // bytes
   static constexpr int key_row = dim * bits(key) / 8;
   static constexpr bool fp4 = key == Element::e2m1;
-  static constexpr int fp4_depth = 14;  // binades below a token's largest scale that e4m3 operands hold e2m1 elements of
+  static constexpr int fp4_depth = 26;  // binades below a token's largest scale that e5m2 operands hold e2m1 elements of
+  static constexpr int fp4_codes = 33;  // depths 0 to 32
   static constexpr int blocks = [] {
     if constexpr (scaled) return P::template count_of<role::Scale>;
     return 0;
@@ -146,7 +147,7 @@ struct LogitsPlan {
   static constexpr int visible_at = query_empty_at + (swizzled ? query_stages * 8 : 0);
   static constexpr int rows_at = visible_at + query_stages * NextN * 4;  // swizzled: whose queries a stage has
   static constexpr int codes_at = (rows_at + (swizzled ? query_stages * 4 : 0) + 15) / 16 * 16;
-  static constexpr int own_bytes = codes_at + (fp4 && fp8 ? 16 * 8 : 0);
+  static constexpr int own_bytes = codes_at + (fp4 && fp8 ? fp4_codes * 8 : 0);
   // KeepCandidates: scores of a query token that a CTA holds before it prunes them.
   static constexpr int kept_at = (own_bytes + 15) / 16 * 16;
   static constexpr int kept = [] {
@@ -171,8 +172,8 @@ struct DefaultShape {
   static constexpr bool lean = NextN == 1 && key == Element::e4m3;  // one product a tile: the cheapest start counts
   static constexpr bool swizzled = planar && key != Element::e2m1 && !lean;
   static constexpr int together = swizzled && NextN % 2 == 0 ? 2 : 1;
-  // Two query tokens a product, or keys of 32 words a lane, need the registers of three CTAs an SM; bf16 tiles fill memory's queue with three, too.
-  static constexpr int most = together == 2 || Query == Element::bf16 ? 3 : 4;
+  // Two query tokens, or keys of 32 words a lane, need the registers of three CTAs an SM; bf16 tiles fill memory's queue with three, too.
+  static constexpr int most = together == 2 || Query == Element::bf16 || (key == Element::e2m1 && NextN == 2) ? 3 : 4;
   // Where a tile takes longer than memory, and not for a few tiles a share.
   static constexpr int joined_from = key == Element::e2m1 ? 6 : key == Element::e4m3 && together == 2 ? 64 : 0;
   template <int Stages, int Ctas>

@@ -36,8 +36,9 @@ KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unus
       if constexpr (!Plan::options) position[i] = id[i] < 0 ? nowhere : static_cast<unsigned>(tile * tile_tokens + i * rows);
       if (id[i] >= 0) bytes += Plan::tile_bytes / ids;
     }
-    ptx::store_shared4(shared + Plan::meta_at + stage * 16,
-                       {static_cast<kstd::uint32_t>(s.row), static_cast<kstd::uint32_t>(tile * tile_tokens), position[0], position[ids - 1]});
+    const kstd::uint32_t missing = id[0] < 0 ? 0xFF800000U : 0x80000000U;  // as TilePlace has it
+    ptx::store_shared4(shared + Plan::meta_at + stage * 16, {static_cast<kstd::uint32_t>(s.row), static_cast<kstd::uint32_t>(tile * tile_tokens), position[0],
+                                                             ids > 1 ? position[ids - 1] : missing});
     ptx::mbarrier_arrive_expect(full, bytes);
 #pragma unroll
     for (int i = 0; i < ids; ++i) {

@@ -18,7 +18,8 @@ KVIRE_NAMESPACE_BEGIN
 ///
 /// This header is the kernel and its launch. Its parts, in the order of a tile's way: logits_tile_scheduler (which tiles are a CTA's), logits_page_walk (on which
 /// pages they are), sm90_logits_producer (to shared memory), sm90_logits_pipeline (who waits for whom), sm90_logits_operand and fp4_operand (to registers, and the
-/// product), sm90_logits_consumer (the loop over them), sm90_logits_epilogue (from the product to the logits). sm90_logits_plan says what lies where.
+/// product), sm90_logits_consumer (the loop over them), sm90_logits_epilogue (from the product to the logits), fp4_exact_logits (what
+/// operands do not hold). sm90_logits_plan says what lies where.
 namespace sm90 {
 
 namespace detail {
@@ -79,7 +80,7 @@ __global__ void __maxnreg__(detail::most_registers<Shape>)
     const kstd::int64_t line = static_cast<kstd::int64_t>(index) * group_threads + thread;
     if (line < lines) ptx::prefetch_l2(reinterpret_cast<const char*>(a.page_table) + line * 128);
     if constexpr (Plan::fp4 && Plan::fp8) {
-      if (thread < 16) detail::make_codes(shared + Plan::codes_at, thread);
+      if (thread < Plan::fp4_codes) detail::make_codes<Plan>(shared + Plan::codes_at, thread);
     }
     if constexpr (!Plan::swizzled) detail::load_row<Plan, Heads>(a, guess, shared, thread);
     detail::unit_barrier<most>(unit, 2, unit_threads);

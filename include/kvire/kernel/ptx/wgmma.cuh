@@ -47,7 +47,7 @@ KVIRE_DEVICE KVIRE_INLINE void touch(float (&d)[N]) {
 }
 
 // wgmma_e4m3 and wgmma_bf16: d (+)= a x b of one k step (32 bytes), for 32, 64 and 128 columns, A as a descriptor or in registers; `accumulate` 0 starts
-// from zero. Inline assembly has no loops: macros spell the accumulators, and count the operands behind them.
+// from zero. wgmma_e5m2_e4m3: A of e5m2 in registers, B of e4m3. Inline assembly has no loops: macros spell the accumulators, and count the operands behind them.
 #define KVIRE_WGMMA_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define KVIRE_WGMMA_LIST_32 KVIRE_WGMMA_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define KVIRE_WGMMA_LIST_64                                                                                              \
@@ -58,23 +58,30 @@ KVIRE_DEVICE KVIRE_INLINE void touch(float (&d)[N]) {
 #define KVIRE_WGMMA_OUT_16 KVIRE_WGMMA_8(0), KVIRE_WGMMA_8(8)
 #define KVIRE_WGMMA_OUT_32 KVIRE_WGMMA_OUT_16, KVIRE_WGMMA_8(16), KVIRE_WGMMA_8(24)
 #define KVIRE_WGMMA_OUT_64 KVIRE_WGMMA_OUT_32, KVIRE_WGMMA_8(32), KVIRE_WGMMA_8(40), KVIRE_WGMMA_8(48), KVIRE_WGMMA_8(56)
-#define KVIRE_WGMMA_HEAD(columns, k, element, n, accumulate) \
+#define KVIRE_WGMMA_HEAD(columns, k, elements, n, accumulate) \
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulate           \
-  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k" #k ".f32." #element "." #element " {" KVIRE_WGMMA_LIST_##n "}, "
+  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k" #k ".f32." elements " {" KVIRE_WGMMA_LIST_##n "}, "
 // o0 to o5: the numbers of the operands behind n accumulators. `a_order`, `b_order`: which way 16-bit operands lie.
 #define KVIRE_WGMMA_ELEMENT(columns, k, element, a_order, b_order, n, o0, o1, o2, o3, o4, o5)                                                             \
   KVIRE_DEVICE KVIRE_INLINE void wgmma_##element(float (&d)[n], kstd::uint64_t a, kstd::uint64_t b, int accumulate) {                                     \
-    asm volatile(KVIRE_WGMMA_HEAD(columns, k, element, n, o2) "%" #o0 ", %" #o1 ", p, 1, 1" a_order b_order ";\n}\n"                                      \
+    asm volatile(KVIRE_WGMMA_HEAD(columns, k, #element "." #element, n, o2) "%" #o0 ", %" #o1 ", p, 1, 1" a_order b_order ";\n}\n"                                      \
                  : KVIRE_WGMMA_OUT_##n                                                                                                                    \
                  : "l"(a), "l"(b), "r"(accumulate));                                                                                                      \
   }                                                                                                                                                       \
   KVIRE_DEVICE KVIRE_INLINE void wgmma_##element(float (&d)[n], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {                         \
-    asm volatile(KVIRE_WGMMA_HEAD(columns, k, element, n, o5) "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1" b_order ";\n}\n"              \
+    asm volatile(KVIRE_WGMMA_HEAD(columns, k, #element "." #element, n, o5) "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1" b_order ";\n}\n"              \
+                 : KVIRE_WGMMA_OUT_##n                                                                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                                                  \
+  }
+#define KVIRE_WGMMA_MIXED(columns, n, o0, o1, o2, o3, o4, o5)                                                                                             \
+  KVIRE_DEVICE KVIRE_INLINE void wgmma_e5m2_e4m3(float (&d)[n], const kstd::uint32_t (&a)[4], kstd::uint64_t b, int accumulate) {                         \
+    asm volatile(KVIRE_WGMMA_HEAD(columns, 32, "e5m2.e4m3", n, o5) "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1;\n}\n"                    \
                  : KVIRE_WGMMA_OUT_##n                                                                                                                    \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                                                  \
   }
 #define KVIRE_WGMMA(columns, ...)                                   \
   KVIRE_WGMMA_ELEMENT(columns, 32, e4m3, "", "", __VA_ARGS__)       \
+  KVIRE_WGMMA_MIXED(columns, __VA_ARGS__)                           \
   KVIRE_WGMMA_ELEMENT(columns, 16, bf16, ", 0", ", 0", __VA_ARGS__)
 
 KVIRE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
@@ -82,6 +89,7 @@ KVIRE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 KVIRE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 
 #undef KVIRE_WGMMA
+#undef KVIRE_WGMMA_MIXED
 #undef KVIRE_WGMMA_ELEMENT
 #undef KVIRE_WGMMA_HEAD
 #undef KVIRE_WGMMA_OUT_64
