@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -121,6 +122,50 @@ TEST_CASE("cuda top-k: thousands of ties, and distinct scores that share one bin
     std::shuffle(order.begin(), order.end(), std::mt19937(9));
     for (int i = 0; i < n; ++i) one.scores[std::size_t(i)] = 1.0F + float(order[std::size_t(i)]) * 0x1p-23F;
     compare_shapes(one, 2048, "one bin");
+  }
+}
+
+TEST_CASE("cuda top-k of short rows: whatever the sample that the bins are guessed by") {
+  std::mt19937 random{7};
+  std::normal_distribution<float> normal;
+  // Where the sample is taken: eight runs of 16 scores.
+  const auto sampled = [](int i, int length) { return i / std::max(1, length / 8 & ~3) < 8 && i % std::max(1, length / 8 & ~3) < 16; };
+  struct Case {
+    const char* name;
+    std::function<float(int i, int length, int k)> score;
+  };
+  const auto tie = [](int of, int i, int k) {  // k - 10 distinct ones, `of` that are equal, and far below what is left; in no order
+    const int rank = i * 2731 % 8191;
+    return rank < k - 10 ? 2 + float(rank) * 0x1p-13F : rank < k - 10 + of ? 1.0F : -float(rank);
+  };
+  const std::vector<Case> cases = {
+      {"ties at the cut", [&](int, int, int) { return float(random() % 3); }},
+      {"as many ties as one warp ranks", [&](int i, int, int k) { return tie(32, i, k); }},
+      {"one tie more", [&](int i, int, int k) { return tie(33, i, k); }},
+      {"neighbouring floats below a stray one", [&](int i, int, int) { return i == 77 ? 1e30F : 1 + float(random() % 4096) * 0x1p-23F; }},
+      {"forty binades", [&](int, int, int) { return std::ldexp(normal(random), int(random() % 80) - 40); }},
+      {"two clusters", [&](int i, int, int) { return (i % 8 == 0 ? 100 : -100) + 0.01F * normal(random); }},
+      {"the whole range of floats", [&](int, int, int) { return normal(random) * 1e38F; }},
+      {"a sample of NaN", [&](int i, int length, int) { return sampled(i, length) ? NAN : normal(random); }},
+      {"a sample of infinities", [&](int i, int length, int) { return sampled(i, length) ? (i % 2 == 0 ? INFINITY : -INFINITY) : normal(random); }},
+      {"a sample of one number, above all", [&](int i, int length, int) { return sampled(i, length) ? 5.0F : normal(random); }},
+      {"a sample of one number, below all", [&](int i, int length, int) { return sampled(i, length) ? -5.0F : normal(random); }},
+      {"few that may be selected", [&](int i, int, int) { return i % 5 == 0 ? normal(random) : NAN; }},
+      {"few above -inf", [&](int i, int, int) { return i % 50 == 0 ? normal(random) : -INFINITY; }},
+  };
+  for (const auto& c : cases) {
+    for (const int length : some({1500, 4095, 4096, 8192}, int(&c - cases.data()))) {
+      // In a row that has room for more a kernel for longer rows meets them.
+      for (const int stride : full() ? std::vector<int>{(length + 3) / 4 * 4, length + 5, 16384} : std::vector<int>{(length + 3) / 4 * 4, 16384}) {
+        for (const int k : some({1, 100, 512, 2048}, length)) {
+          Rows in;
+          in.stride = stride;
+          in.lengths = {length};
+          for (int i = 0; i < stride; ++i) in.scores.push_back(i < length ? c.score(i, length, k) : i % 2 == 0 ? INFINITY : NAN);
+          compare_shapes(in, k, c.name);
+        }
+      }
+    }
   }
 }
 

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <kvire/kernel/cuda/launch.cuh>
+#include <kvire/kernel/top_k_short_row.cuh>
 #include <kvire/kernel/top_k_streamed_row.cuh>
 
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
 ///
-/// Short rows (up to 4096 or 8192 scores): one block keeps the row in registers. A histogram of the leading 12 bits of the order-preserving key
-/// gives the bin that holds the k-th key, ranking the candidates of that bin gives the exact cut, and a scan writes what is not below it in
-/// position order.
+/// Short rows (up to 8192 scores): one block keeps the row in registers. Bins of equal width, from somewhat above the largest score of a sample down, say
+/// which scores are above the k-th best and which few share its bin; one warp ranks those, and a scan writes what is selected in position order.
 ///
 /// Longer rows: the blocks of a thread-block cluster (one block where there are none) first read the same sample of the whole row and so
 /// agree, without talking, on a threshold that somewhat more than k scores should pass. Each block then reads its part of the row once and
@@ -24,27 +24,23 @@ namespace detail::topk {
 
 #if KVIRE_CUDA_COMPILER
 
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
-struct TopK : StreamedRow<Threads, Items, Streams, Clustered, Paged> {
-  using Base = StreamedRow<Threads, Items, Streams, Clustered, Paged>;
-  using Base::blocks, Base::chunk, Base::end, Base::lane, Base::nans, Base::p, Base::rank, Base::row, Base::row_in_registers, Base::row_in_stream, Base::scores, Base::tid, Base::visible;
+template <int Threads, int Items, bool Clustered, bool Paged>
+struct TopK : StreamedRow<Threads, Items, Clustered, Paged> {
+  using Base = StreamedRow<Threads, Items, Clustered, Paged>;
+  using Base::blocks, Base::chunk, Base::hist, Base::lane, Base::nans, Base::p, Base::rank, Base::row, Base::row_in_stream, Base::scores, Base::tid, Base::visible, Base::warp;
 
   __device__ void run() {
     blocks = Clustered ? u32(p.blocks) : 1;
     rank = Clustered ? ptx::cluster_rank() : 0;
     scores = p.args.scores + std::int64_t(row) * p.args.stride;
-    if (!Clustered && p.args.stride <= chunk) {
-      // The row on its way to L2 while its length is on its way here.
-      for (int i = tid; i < int(p.args.stride) / 32; i += Threads) asm volatile("prefetch.global.L2 [%0];" ::"l"(scores + i * 32));
-    }
     const int length = visible();
     if (length <= chunk) {
-      if (rank != 0) return;
-      end = length;
-      row_in_registers();
-    } else if constexpr (Streams) {
-      row_in_stream(length);
+      using Short = ShortRow<Threads, Items, Paged>;
+      static_assert(require_tuning<Short, (sizeof(typename Short::Memory) <= Base::shared_bytes)>());
+      if (rank == 0) Short{{{p, row}, *reinterpret_cast<typename Short::Memory*>(hist), tid, lane, warp}}.run();
+      return;
     }
+    row_in_stream(length);
     if (p.counts != nullptr) {
       nans = __reduce_add_sync(~0U, nans);
       if (lane == 0 && nans != 0) atomicAdd(p.counts, u64(nans));
@@ -53,7 +49,7 @@ struct TopK : StreamedRow<Threads, Items, Streams, Clustered, Paged> {
   }
 };
 
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Clustered, bool Paged>
 __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant__ Params p) {
   if constexpr (!Clustered || KVIRE_DEVICE_ARCH >= 900) {  // clusters are launched where there are some
     ptx::launch_dependents();
@@ -61,16 +57,26 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
     extern __shared__ __align__(16) unsigned char dynamic[];
     __shared__ Scratch scratch;
     u32* hist = reinterpret_cast<u32*>(dynamic);
-    u32* passing = Streams ? hist + bins : hist;
+    u32* passing = hist + bins;
     u64* list = reinterpret_cast<u64*>(passing + bins);
     const Row<Paged> row{p, Clustered ? blockIdx.x >> p.block_shift : blockIdx.x};
-    TopK<Threads, Items, Streams, Clustered, Paged> block{
-        {{{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}}};
+    TopK<Threads, Items, Clustered, Paged> block{
+        {{{row, scratch, hist, passing, list, reinterpret_cast<u64*>(passing), int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}}}};
     block.run();
   } else {
     (void)p;
     __trap();
   }
+}
+
+inline constexpr int short_threads = 512;  // more issue every instruction of a scan more often, fewer wait for each
+template <int Items, bool Paged>
+__global__ __launch_bounds__(short_threads, 1) void short_top_k_kernel(const __grid_constant__ Params p) {
+  ptx::launch_dependents();
+  ptx::wait_for_earlier_grids();
+  __shared__ ShortMemory<short_threads, Items> memory;
+  ShortRow<short_threads, Items, Paged> block{{{p, blockIdx.x}, memory, int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}};
+  block.run();
 }
 
 #endif  // KVIRE_CUDA_COMPILER
@@ -79,7 +85,7 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
 
 /// How a launch is shaped. Results do not depend on it.
 struct TopKShape {
-  int threads = 1024;  ///< 1024
+  int threads = 1024;  ///< 1024; rows of up to 1024 times `items` scores, which one block keeps, have 512
   int items = 8;       ///< scores per thread kept in registers: 4 or 8
   int blocks = 1;      ///< blocks per row: 1, 2, 4, 8 or 16 (above 1 only where there are clusters)
 };
@@ -88,10 +94,10 @@ struct TopKShape {
 
 namespace detail::topk {
 
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Clustered, bool Paged>
 cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
-  using B = TopK<Threads, Items, Streams, Clustered, Paged>;
-  auto* kernel = top_k_kernel<Threads, Items, Streams, Clustered, Paged>;
+  using B = TopK<Threads, Items, Clustered, Paged>;
+  auto* kernel = top_k_kernel<Threads, Items, Clustered, Paged>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(B::shared_bytes));
   if (error != cudaSuccess) return error;
   if constexpr (Clustered) {
@@ -107,9 +113,14 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
 template <int Threads, int Items>
 cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
   const bool paged = p.args.page_table != nullptr;
-  if (p.args.stride <= Threads * Items) return paged ? launch<Threads, Items, false, false, true>(p, rows, stream) : launch<Threads, Items, false, false, false>(p, rows, stream);
-  if (p.blocks > 1) return paged ? launch<Threads, Items, true, true, true>(p, rows, stream) : launch<Threads, Items, true, true, false>(p, rows, stream);
-  return paged ? launch<Threads, Items, true, false, true>(p, rows, stream) : launch<Threads, Items, true, false, false>(p, rows, stream);
+  if (p.blocks > 1) return paged ? launch<Threads, Items, true, true>(p, rows, stream) : launch<Threads, Items, true, false>(p, rows, stream);
+  return paged ? launch<Threads, Items, false, true>(p, rows, stream) : launch<Threads, Items, false, false>(p, rows, stream);
+}
+
+template <int Items>
+cudaError_t launch_short(const Params& p, std::int64_t rows, cudaStream_t stream) {
+  auto* kernel = p.args.page_table != nullptr ? short_top_k_kernel<Items, true> : short_top_k_kernel<Items, false>;
+  return launch_kernel(kernel, {rows, short_threads, 0, p.overlap}, stream, p);
 }
 
 }  // namespace detail::topk
@@ -139,6 +150,8 @@ cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStr
   detail::topk::Params p = detail::topk::make_params(args, counts, overlap);
   p.blocks = shape.blocks;
   while (1 << p.block_shift < p.blocks) ++p.block_shift;
+  if (args.stride <= 4096) return detail::topk::launch_short<8>(p, rows, stream);
+  if (args.stride <= 1024 * shape.items) return detail::topk::launch_short<16>(p, rows, stream);
   if (shape.items == 4) return detail::topk::launch<1024, 4>(p, rows, stream);
   return detail::topk::launch<1024, 8>(p, rows, stream);
 }

@@ -53,17 +53,17 @@ struct Scratch {
   u32 sample_most, sample_passed;
 };
 
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
+template <int Threads, int Items, bool Clustered, bool Paged>
 struct Block : Row<Paged> {
   using Row<Paged>::p, Row<Paged>::row, Row<Paged>::visible, Row<Paged>::on_good_page, Row<Paged>::listed_as, Row<Paged>::out;
   static constexpr int warps = Threads / 32;
   static constexpr int quads = Items / 4;         // 16-byte loads per thread and chunk
   static constexpr int chunk = Threads * Items;
-  static constexpr int capacity = Streams ? 1 << 14 : chunk;  // a pruned list always takes a whole chunk
+  static constexpr int capacity = 1 << 14;  // a pruned list always takes a whole chunk
   static constexpr int bin_quads = bins / 4 / Threads;
   static constexpr int depth = Items == 4 ? 6 : 4;  // quads of a thread under way
-  static constexpr std::size_t shared_bytes = sizeof(u32) * bins * (Streams ? 2 : 1) + sizeof(u64) * capacity;
-  static_assert(require_tuning<Block, (bins % (4 * Threads) == 0 && by_counting <= 32 && Items <= 8 && (!Streams || capacity >= max_k + 4 * Threads))>());
+  static constexpr std::size_t shared_bytes = sizeof(u32) * bins * 2 + sizeof(u64) * capacity;
+  static_assert(require_tuning<Block, (bins % (4 * Threads) == 0 && by_counting <= 32 && Items <= 8 && capacity >= max_k + 4 * Threads)>());
 
   Scratch& s;
   u32* hist;
@@ -96,10 +96,6 @@ struct Block : Row<Paged> {
     return {none, none, none, none};
   }
   __device__ int place(int base, int q) const { return base + (q * Threads + tid) * 4; }
-  __device__ void load_chunk(float4 (&v)[quads], int base) const {
-#pragma unroll
-    for (int q = 0; q < quads; ++q) v[q] = load4(place(base, q));
-  }
 
   // --- histograms ---
   __device__ void clear(u32* counts) {
@@ -227,28 +223,12 @@ struct Block : Row<Paged> {
     return rank_candidates(need, count);
   }
 
-  // --- keys ---
-  __device__ void keys_of(u32 (&keys)[Items], const float4 (&v)[quads], int base, bool count_nans) {
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const u32 b[4] = {bits_of(v[q].x), bits_of(v[q].y), bits_of(v[q].z), bits_of(v[q].w)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position = place(base, q) + i;
-        u32 key = position < end ? candidate_key(b[i]) : 0;
-        nans += count_nans && position < end && key == 0 ? 1U : 0U;
-        if (Paged && key != 0 && !on_good_page(position)) key = 0;
-        keys[q * 4 + i] = key;
-      }
-    }
-  }
   __device__ void add_keys(const u32 (&keys)[Items]) {
 #pragma unroll
     for (int i = 0; i < Items; ++i) {
       if (keys[i] != 0) atomicAdd(&hist[keys[i] >> (32 - digit)], 1U);
     }
   }
-  __device__ u32 position_in_chunk(int base, int i) const { return u32(place(base, i / 4) + i % 4); }
 
   // Lists the s.emitted entries over hist by score.
   __device__ void emit_by_score() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <kvire/kernel/top_k_short_row.cuh>
+#include <kvire/kernel/top_k_block.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -10,9 +10,9 @@ namespace detail::topk {
 #if KVIRE_CUDA_COMPILER
 
 /// The filter of a long row: a threshold that a sample of the row suggests, somewhat below the k-th best, and the list of what passes it, read from the row once.
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
-struct FilteredRow : ShortRow<Threads, Items, Streams, Clustered, Paged> {
-  using Base = ShortRow<Threads, Items, Streams, Clustered, Paged>;
+template <int Threads, int Items, bool Clustered, bool Paged>
+struct FilteredRow : Block<Threads, Items, Clustered, Paged> {
+  using Base = Block<Threads, Items, Clustered, Paged>;
   using Base::add_keys, Base::begin, Base::capacity, Base::chunk, Base::clear, Base::depth, Base::end, Base::find, Base::hist, Base::lane, Base::list, Base::load_tile;
   using Base::nans, Base::on_good_page, Base::p, Base::passing, Base::place, Base::quads, Base::s, Base::tid, Base::warp, Base::warps;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include <cuda_runtime.h>
 
 #include <kvire/codec/float_bits.hpp>
@@ -33,6 +35,7 @@ struct Params {
   body::TopKArgs args;
   u64* counts = nullptr;  // nan_scores, bad_pages; added to
   int most = 0;           // positions that a row may have: those of the stride and of the page table
+  int pages = 0;          // ids from here on are bad
   Divisor per_page;       // by tokens_per_page
   Divisor per_request;    // by next_n
   int blocks = 1;         // blocks per row
@@ -49,6 +52,7 @@ inline Params make_params(const body::TopKArgs& args, TopKCounts* counts, bool o
   p.vector_loads = reinterpret_cast<std::uintptr_t>(args.scores) % 16 == 0 && args.stride % 4 == 0;
   const std::int64_t table = args.page_table != nullptr ? args.max_pages * args.tokens_per_page : args.stride;
   p.most = static_cast<int>(table < args.stride ? table : args.stride);
+  p.pages = args.translate ? std::min(args.page_count, 0x7FFFFFFF / args.tokens_per_page) : args.page_count;
   p.per_page = Divisor::of(args.tokens_per_page);
   p.per_request = Divisor::of(args.next_n);
   return p;
@@ -80,9 +84,11 @@ struct Row {
     if (p.args.lengths != nullptr && causal()) length -= min(max(length, 0), p.args.next_n - 1 - int(row - request() * u32(p.args.next_n)));
     return max(0, min(length, p.most));
   }
+  // body::TopKArgs::good_page without its division.
+  __device__ bool good(std::int32_t page) const { return page >= 0 && page < p.pages; }
   __device__ bool on_good_page(int position) const {
     if constexpr (!Paged) return true;
-    return p.args.good_page(entry_of_page(page_of(position)));
+    return good(entry_of_page(page_of(position)));
   }
   __device__ int listed_as(int position) const {
     if constexpr (Paged) {
@@ -101,7 +107,7 @@ struct Row {
       u32 bad = 0;
       for (int page = int(threadIdx.x); page < ceil_div(length, p.args.tokens_per_page); page += int(blockDim.x)) {
         const std::int32_t id = entry_of_page(page);
-        bad += id >= 0 && !p.args.good_page(id) ? 1U : 0U;
+        bad += id >= 0 && !good(id) ? 1U : 0U;
       }
       bad = __reduce_add_sync(~0U, bad);
       if (threadIdx.x % 32 == 0 && bad != 0) atomicAdd(p.counts + 1, u64(bad));

@@ -10,9 +10,9 @@ namespace detail::topk {
 #if KVIRE_CUDA_COMPILER
 
 /// A longer row: the blocks of a cluster, or one, stream it through a filter, the lists of what passed meet in the first block, which selects among them.
-template <int Threads, int Items, bool Streams, bool Clustered, bool Paged>
-struct StreamedRow : FilteredRow<Threads, Items, Streams, Clustered, Paged> {
-  using Base = FilteredRow<Threads, Items, Streams, Clustered, Paged>;
+template <int Threads, int Items, bool Clustered, bool Paged>
+struct StreamedRow : FilteredRow<Threads, Items, Clustered, Paged> {
+  using Base = FilteredRow<Threads, Items, Clustered, Paged>;
   using typename Base::Filter;
   using Base::begin, Base::capacity, Base::clear, Base::depth, Base::emit_by_score, Base::end, Base::entry, Base::exclusive_scan, Base::find, Base::guess, Base::hist;
   using Base::list, Base::listed_as, Base::load4, Base::load_tile, Base::out, Base::p, Base::passing, Base::passing_bin, Base::place, Base::quads, Base::rank;
