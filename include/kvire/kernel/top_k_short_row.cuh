@@ -52,7 +52,7 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
   __device__ void prefetch(const float* scores) const {
     if (tid < min(p.most, Threads * Items) / 32) ptx::prefetch_l2(scores + tid * 32);
     if constexpr (Paged) {
-      if (tid * 32 < p.args.max_pages) ptx::prefetch_l2(p.args.page_table + std::int64_t(this->request()) * p.args.max_pages + tid * 32);
+      if (std::int64_t(tid) * 32 * p.args.tokens_per_page < min(p.most, Threads * Items)) ptx::prefetch_l2(p.args.page_table + std::int64_t(this->request()) * p.args.max_pages + tid * 32);
     }
   }
   __device__ void load_pages(std::int32_t (&id)[quads], int length) const {
