@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <kvire/kernel/logits_page_walk.cuh>
 #include <kvire/kernel/sm90_prefill_plan.cuh>
 
 KVIRE_NAMESPACE_BEGIN
