@@ -199,14 +199,11 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
     if (ranks) {
 #pragma unroll 1
       for (u32 left = c.question; left != 0; left &= left - 1) s.members[ptx::add_shared(ptx::shared_address(&s.joined), 1)] = entry_at(v, __ffs(int(left)) - 1);
-      if (warp != warps - 1) ptx::named_barrier_arrive(1, Threads);
+      __syncthreads();
     }
     Slots slots = number(c.reach, lane);
     if (lane == 0) s.reached[warp] = slots.all;
-    if (ranks && warp == warps - 1) {
-      ptx::named_barrier(1, Threads);
-      rank(c);
-    }
+    if (ranks && warp == warps - 1) rank(c);
     __syncthreads();
     const u32 listed = lane < warps ? s.reached[lane] - s.rejected[lane] : 0;
     const u32 before = __reduce_add_sync(~0U, lane < warp ? listed : 0);
