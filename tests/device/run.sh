@@ -60,12 +60,15 @@ row() {
 
 # Groups of test cases that the sanitizers take beside each other. A case is of the first group with a pattern for it. What holds a host function
 # (suite "held") cannot run under the sanitizers, which wait for each launch.
-groups=(transfers float64 kept logits top-k tiers store others)
+groups=(soak transfers float64 held kept logits ties top-k tiers store others)
 declare -A patterns=(
-  [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda soak*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
+  [soak]='cuda soak*'
+  [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
   [float64]='*with float64*'
-  [kept]='*kept scores*,*grouped top-k*,*held top-k*'
+  [held]='*held top-k*'
+  [kept]='*kept scores*,*grouped top-k*'
   [logits]='*selection:*,*logits*'
+  [ties]='*thousands of ties*,*million scores*'
   [top-k]='*top-k*'
   [tiers]='cuda hot set*,cuda tiered*,cuda tails*,cuda seals*'
   [store]='*store*,*gather*'
@@ -92,7 +95,7 @@ sanitize() {
   local tool=$1 name=$2 options=() arguments
   case $tool-$name in
     memcheck-*) options=(--report-api-errors no) ;;  # tests provoke some, and look at them
-    synccheck-kept | synccheck-top-k | synccheck-store) ;;
+    synccheck-held | synccheck-kept | synccheck-ties | synccheck-top-k | synccheck-store) ;;
     synccheck-logits | synccheck-float64) options=(--num-cuda-barriers 65536) ;;  # each tile under way has one of its own; 60 ms a launch
     synccheck-*) options=(--num-cuda-barriers 16384) ;;                           # each page under way; as many as above take all memory
   esac
