@@ -131,13 +131,14 @@ class HotSet {
     args.value().positions = positions.data;
     args.value().out = slots.data;
     if (Status status = Engine::place(step.stream(), state_, args.value(), lease.value(), counts); !status.ok()) return status.error();
-    unsaved_[static_cast<std::size_t>(layer.value)] = true;
+    unsaved_[static_cast<std::size_t>(layer.value)] = positions.elements();
     return detail::LeaseMaker::writable(pool_access::view(pool_, layer), lease.value());
   }
 
-  /// Queues the copies of appended tokens to the host, token by token, behind what the stream has written. `pages`: those of the host that they belong to;
-  /// other transfers of these pages come before or behind. Tokens on others are dropped and counted. Errors: mismatch for extents; those of Step::write. If it
-  /// fails the host lacks the tokens, so every later call fails until `reset`, and others may not read the pages; write the tokens again then.
+  /// Queues the copies of appended tokens to the host, token by token, behind what the stream has written: all that one `append` was given. `pages`: those of the
+  /// host that they belong to; other transfers of these pages come before or behind. Tokens on others, and those whose slot is -1, are dropped and counted.
+  /// Errors: mismatch for extents, and for another number of tokens than were appended, which then still wait for their backup; those of Step::write. If a
+  /// copy fails the host lacks the tokens, so every later call fails until `reset`, and others may not read the pages; write the tokens again then.
   Status backup(const Step<Backend>& step, EntrySlot layer, const HotRows& rows, Tensor<const std::int32_t, 2> positions, Tensor<const std::int64_t, 2> slots,
                 std::span<const HostPage> pages, CopyCounts* counts = nullptr) {
     auto to = step.write(*host_, layer, pages);
@@ -168,7 +169,7 @@ class HotSet {
   Status reset(Stream<Backend>& stream) {
     if (Status status = claim(stream); !status.ok()) return status;
     state_->forgive();
-    unsaved_.assign(unsaved_.size(), false);
+    unsaved_.assign(unsaved_.size(), 0);
     return Engine::clear(stream, state_, -1);
   }
 
@@ -199,7 +200,7 @@ class HotSet {
     if (!check.ok()) return check.error();
     if (Status status = claim(step.stream()); !status.ok()) return status.error();
     if (Status status = state_->status(); !status.ok()) return status.error();
-    if (!saving && unsaved_[static_cast<std::size_t>(layer.value)]) {
+    if (!saving && unsaved_[static_cast<std::size_t>(layer.value)] > 0) {
       return Error{ErrorCode::busy, name() + ": tokens were appended to layer " + std::to_string(layer.value) + " and not backed up"};
     }
     body::PlaceTokensArgs<Slot> args;
@@ -224,13 +225,18 @@ class HotSet {
     check.extents("slots", slots, {positions.extent[0], positions.extent[1]}, "the positions");
     auto args = arguments<std::int64_t>(check, step, layer, rows, positions.extent[0], positions.extent[1], true);
     if (!args.ok()) return args.error();
+    std::int64_t& unsaved = unsaved_[static_cast<std::size_t>(layer.value)];
+    if (positions.elements() != unsaved) {
+      return Error{ErrorCode::mismatch, name() + ": " + std::to_string(positions.elements()) + " tokens of layer " + std::to_string(layer.value) +
+                                            " are backed up, but " + std::to_string(unsaved) + " were appended"};
+    }
     auto from = step.read(pool_, layer);
     if (!from.ok()) return from.error();
     args.value().positions = positions.data;
     args.value().out = const_cast<std::int64_t*>(slots.data);  // only read
     Status status = Engine::template save<P>(step.stream(), state_, info(layer, CopyDirection::device_to_host), args.value(), from.value(), to, counts);
     if (status.ok()) {
-      unsaved_[static_cast<std::size_t>(layer.value)] = false;
+      unsaved = 0;
     } else {
       state_->lose(status.error());
       kernel_access::fail(to, status.error());
@@ -244,7 +250,7 @@ class HotSet {
   std::shared_ptr<detail::HotSetState> state_;
   std::int64_t slots_ = 0;
   std::int64_t most_listed_ = 0;
-  std::vector<bool> unsaved_;  // layers with tokens that the host does not have yet
+  std::vector<std::int64_t> unsaved_;  // tokens of each layer that were appended and not backed up
   const void* stream_ = nullptr;
 };
 

@@ -251,6 +251,36 @@ TEST_CASE("hot set: nothing reads a layer whose appended tokens were not backed 
   CHECK(rig.stream.synchronize().ok());
 }
 
+TEST_CASE("hot set: a backup of other than all appended tokens is refused, and they stay to be backed up") {
+  Rig rig(2, 8, 4);
+  Written written(rig, {3, 14}, 1);
+  const auto step = rig.step();
+  const auto before = kvire_test::snapshot(rig.host);
+  CHECK(contains(written.backup(rig, step, 0).error().message, "hot: 2 tokens of layer 0 are backed up, but 0 were appended"));
+  REQUIRE(written.append(rig, step, 0).ok());
+  for (const std::int64_t batch : {0, 1}) {
+    CAPTURE(batch);
+    const HotRows rows{{}, {rig.table.data(), {batch, Rig::pages}}};
+    const Tensor<const std::int32_t, 2> positions{written.positions.data(), {batch, 1}};
+    const Tensor<const std::int64_t, 2> slots{written.slots.data(), {batch, 1}};
+    for (const Status& part : {rig.hot.backup(step, EntrySlot(0), rows, positions, slots, rig.ids), rig.hot.backup(step, EntrySlot(0), rows, positions, slots)}) {
+      REQUIRE_FALSE(part.ok());
+      CHECK(part.error().code == ErrorCode::mismatch);
+      CHECK(contains(part.error().message, "hot: " + std::to_string(batch) + " tokens of layer 0 are backed up, but 2 were appended"));
+    }
+  }
+  Status status;
+  CHECK(rig.read(step, 0, {3, 14}, &status).empty());
+  CHECK(status.error().code == ErrorCode::busy);
+  CHECK(kvire_test::snapshot(rig.host) == before);
+  REQUIRE(written.backup(rig, step, 0).ok());
+  CHECK(rig.stream.synchronize().ok());
+  // Pushed out, and fetched again.
+  CHECK(rig.read(rig.step(), 0, {0, 1, 4, 5, 0, 1, 4, 5}) == rig.resident(0, {0, 1, 4, 5, 0, 1, 4, 5}));
+  CHECK(rig.read(rig.step(), 0, {8, 9, 10, 11, 8, 9, 10, 11}) == rig.resident(0, {8, 9, 10, 11, 8, 9, 10, 11}));
+  CHECK(rig.read(rig.step(), 0, {3, 14}) == written.bytes());
+}
+
 TEST_CASE("hot set: after a backup that failed nothing is read until a reset, and the tokens are written again") {
   bool fail = true;
   auto faults = FaultHooks::make([&](const CopyInfo& info) { return fail && info.direction == CopyDirection::device_to_host ? Fault::fail("link down") : Fault::none(); });
