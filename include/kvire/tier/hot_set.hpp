@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -131,7 +132,10 @@ class HotSet {
     args.value().positions = positions.data;
     args.value().out = slots.data;
     if (Status status = Engine::place(step.stream(), state_, args.value(), lease.value(), counts); !status.ok()) return status.error();
-    unsaved_[static_cast<std::size_t>(layer.value)] = positions.elements();
+    Unsaved& unsaved = unsaved_[static_cast<std::size_t>(layer.value)];
+    unsaved.tokens = positions.elements();
+    // Ids in memory are not known here: they may name any row.
+    for (std::size_t row = 0; row < unsaved.rows.size(); ++row) unsaved.rows[row] = rows.rows.data != nullptr || static_cast<std::int64_t>(row) < positions.extent[0];
     return detail::LeaseMaker::writable(pool_access::view(pool_, layer), lease.value());
   }
 
@@ -152,7 +156,8 @@ class HotSet {
                      : Status(from.error());
   }
 
-  /// Empties the slots of rows whose requests have gone, in all layers, in stream order. Error out_of_range.
+  /// Empties the slots of rows whose requests have gone, in all layers, in stream order. Tokens that were appended to no other rows need no backup then; rows that
+  /// HotRows::rows named may be any, so that it takes all rows of the set, or a backup of what was appended, before their layer is used again. Error out_of_range.
   Status reset(std::span<const std::int32_t> rows, Stream<Backend>& stream) {
     if (Status status = claim(stream); !status.ok()) return status;
     for (const std::int32_t row : rows) {
@@ -162,6 +167,7 @@ class HotSet {
     }
     for (const std::int32_t row : rows) {
       if (Status status = Engine::clear(stream, state_, row); !status.ok()) return status;
+      for (Unsaved& unsaved : unsaved_) unsaved.forget(static_cast<std::size_t>(row));
     }
     return {};
   }
@@ -169,16 +175,27 @@ class HotSet {
   Status reset(Stream<Backend>& stream) {
     if (Status status = claim(stream); !status.ok()) return status;
     state_->forgive();
-    unsaved_.assign(unsaved_.size(), 0);
+    for (Unsaved& unsaved : unsaved_) unsaved.tokens = 0;
     return Engine::clear(stream, state_, -1);
   }
 
  private:
   using Engine = detail::HotSetEngine<Backend>;
 
+  // What was appended to a layer and not backed up.
+  struct Unsaved {
+    std::int64_t tokens = 0;
+    std::vector<bool> rows;  // that it may be of
+
+    void forget(std::size_t row) {
+      rows[row] = false;
+      if (std::find(rows.begin(), rows.end(), true) == rows.end()) tokens = 0;
+    }
+  };
+
   HotSet(HostPages& host, DevicePool<P, Backend> pool, std::shared_ptr<detail::HotSetState> state, const HotSetOptions& options)
       : host_(&host), pool_(std::move(pool)), state_(std::move(state)), slots_(options.slots), most_listed_(options.most_listed),
-        unsaved_(static_cast<std::size_t>(host.layers())) {}
+        unsaved_(static_cast<std::size_t>(host.layers()), Unsaved{0, std::vector<bool>(static_cast<std::size_t>(options.rows))}) {}
 
   std::int64_t row_slots() const { return align_up(slots_, std::int64_t(P::tokens_per_page)); }
   CopyInfo info(EntrySlot layer, CopyDirection direction) const { return {.entry = state_->name().c_str(), .layer = layer.value, .direction = direction}; }
@@ -200,8 +217,9 @@ class HotSet {
     if (!check.ok()) return check.error();
     if (Status status = claim(step.stream()); !status.ok()) return status.error();
     if (Status status = state_->status(); !status.ok()) return status.error();
-    if (!saving && unsaved_[static_cast<std::size_t>(layer.value)] > 0) {
-      return Error{ErrorCode::busy, name() + ": tokens were appended to layer " + std::to_string(layer.value) + " and not backed up"};
+    if (!saving && unsaved_[static_cast<std::size_t>(layer.value)].tokens > 0) {
+      return Error{ErrorCode::busy, name() + ": tokens were appended to layer " + std::to_string(layer.value) +
+                                        " and not backed up: back up the lists of the append, or reset all rows"};
     }
     body::PlaceTokensArgs<Slot> args;
     args.records = reinterpret_cast<kstd::uint32_t*>(state_->records(layer.value));
@@ -225,7 +243,7 @@ class HotSet {
     check.extents("slots", slots, {positions.extent[0], positions.extent[1]}, "the positions");
     auto args = arguments<std::int64_t>(check, step, layer, rows, positions.extent[0], positions.extent[1], true);
     if (!args.ok()) return args.error();
-    std::int64_t& unsaved = unsaved_[static_cast<std::size_t>(layer.value)];
+    std::int64_t& unsaved = unsaved_[static_cast<std::size_t>(layer.value)].tokens;
     if (positions.elements() != unsaved) {
       return Error{ErrorCode::mismatch, name() + ": " + std::to_string(positions.elements()) + " tokens of layer " + std::to_string(layer.value) +
                                             " are backed up, but " + std::to_string(unsaved) + " were appended"};
@@ -250,7 +268,7 @@ class HotSet {
   std::shared_ptr<detail::HotSetState> state_;
   std::int64_t slots_ = 0;
   std::int64_t most_listed_ = 0;
-  std::vector<std::int64_t> unsaved_;  // tokens of each layer that were appended and not backed up
+  std::vector<Unsaved> unsaved_;  // of each layer
   const void* stream_ = nullptr;
 };
 
