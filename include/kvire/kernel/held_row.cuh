@@ -279,7 +279,7 @@ struct HeldRow : HeldScores<Quads> {
     ptx::cluster_arrive_relaxed();  // the mbarriers are there; nothing else has to be before something is sent
     clear();
     if (tid < held_members) s.members[tid] = 0;
-    const int length = load_candidates(first_length, params.pages);
+    const int length = load_candidates(first_length);
     send_range(params.group_shift);
     __syncthreads();  // counts are clear
     search(find_range(), length);

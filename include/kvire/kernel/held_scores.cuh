@@ -10,7 +10,6 @@ namespace detail::topk {
 
 struct HeldParams {
   Params base;
-  int pages = 0;        // ids from here on are bad
   int group_shift = 0;  // log2 of the lanes whose best score together is one guess
 };
 
@@ -96,7 +95,7 @@ struct HeldScores : Row<true> {
   }
   // What may be selected: NaN for all else; in shared memory too, with what makes slots of positions. Returns the length. Waits for earlier kernels; the
   // length that stood there before says how much is read, so that nothing waits for the one that holds, which it mostly is.
-  __device__ int load_candidates(int bound, int pages) {
+  __device__ int load_candidates(int bound) {
     std::int32_t id[Quads];
     bool met = false;
     split(bound);
@@ -116,7 +115,7 @@ struct HeldScores : Row<true> {
     if (p.args.page_table != nullptr) {
 #pragma unroll
       for (int q = 0; q < Quads; ++q) {
-        if (u32(id[q]) >= u32(pages)) v[q] = none();
+        if (!good(id[q])) v[q] = none();
         s.slots[q][tid] = p.args.translate ? std::int32_t(u32(id[q] - page_of(place(q))) * u32(p.args.tokens_per_page)) : 0;
       }
     }

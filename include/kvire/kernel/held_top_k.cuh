@@ -106,7 +106,6 @@ cudaError_t launch_held_top_k(const body::TopKArgs& args, TopKCounts* counts, cu
   // Of so many groups of a warp the least best score is reached by 2.5, 7, 20, 50 and 120 of its scores: by its share of k, and some more.
   const int share = args.k >> (p.base.block_shift + 4);
   p.group_shift = share < 2 ? 4 : share < 6 ? 3 : share < 17 ? 2 : share < 41 ? 1 : 0;
-  p.pages = args.translate ? std::min(args.page_count, 0x7FFFFFFF / args.tokens_per_page) : args.page_count;
   const int quads = detail::topk::held_quads(args.stride, blocks);
   return quads == 2 ? detail::topk::launch_held<2>(p, rows, stream) : detail::topk::launch_held<8>(p, rows, stream);
 }
