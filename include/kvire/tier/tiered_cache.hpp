@@ -175,21 +175,21 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     return 0;
   }
 
-  /// A device page for a running request, evicting others if need be. Error exhausted if all are in use, or none became free until `room_limit`.
+  /// A device page for a running request, evicting another if need be: one that is free at once, or none while pages leave, or drain for running work. Error
+  /// exhausted, with the numbers, if all are in use, or none became free until `room_limit`.
   template <class Space>
   Result<PageRef<DevicePage>> allocate() {
     constexpr int space = Bundle::template space_index<Space>();
-    if (auto page = this->device_page(space, this->room_deadline())) return page;
-    return Error{ErrorCode::exhausted, this->options_.name + ": no page of space " + Space::name + " can be had: all that the device has are in use"};
+    auto page = this->device_page(space, this->room_deadline());
+    return page ? Result<PageRef<DevicePage>>(std::move(page)) : this->no_page(Space::name, space);
   }
 
-  /// Evicts ahead of need, so that the copies run beside compute: afterwards `pages` pages of each space are free or leaving, if so many may go.
-  /// Does not block.
+  /// Evicts ahead of need, so that the copies run beside compute: afterwards `pages` pages of each space are free, draining or leaving, if so many may go.
+  /// What the host has no room for stays while it may yet get some, from copies under way. Does not block.
   void make_room(std::int64_t pages) {
     this->poll();
     for (int s = 0; s < spaces; ++s) {
-      const auto& ledger = detail::ledger_of(*this->pools_.device, s);
-      if (const std::int64_t lacking = pages - ledger.free_pages() - this->leaving(s); lacking > 0) (void)this->evict(s, lacking);
+      if (const std::int64_t lacking = pages - this->coming(s); lacking > 0) (void)this->evict(s, lacking, true);
     }
   }
 

@@ -14,7 +14,7 @@ struct TieredOptions {
   bool write_through = false;      ///< a page gets its copy on the host when it is published, not when the device gives it up
   bool keep_tokens = true;         ///< see PrefixShape
   int batch_pages = 8;             ///< pages of a space that are sent to the host at once when the device runs short; at least 1
-  std::chrono::milliseconds room_limit{10'000};  ///< how long an `acquire`, `resume` or `allocate` waits, for all its pages together, while others are copied away; 0: not at all
+  std::chrono::milliseconds room_limit{10'000};  ///< how long an `acquire`, `resume` or `allocate` waits, for all its pages together, for room that is on its way; 0: not at all
   bool seal = true;                ///< what comes back from the host, or goes on to a file, must be what the device had (see PageSeals)
   std::string name = "tiered cache";
 };

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <span>
+#include <string>
+#include <thread>
 
 #include <kvire/tier/tiered_files.hpp>
 
@@ -26,27 +29,48 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   // A device page; empty if none can go, or none has gone until the deadline.
   PageRef<DevicePage> device_page(int space, Deadline deadline) {
     auto& ledger = ledger_of(*this->pools_.device, space);
-    for (;;) {
+    for (bool more = true;; more = evict(space, this->options_.batch_pages, false) || wait_for_room(space, deadline)) {
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
       this->poll();
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
-      if (evict(space, this->options_.batch_pages) || wait_for_room(space, deadline)) continue;
-      ++this->of(CacheTier::device, space).refused_pages;
-      return {};
+      if (!more) break;
     }
+    ++this->of(CacheTier::device, space).refused_pages;
+    return {};
+  }
+  // Device pages that are free, or will be without anything being given up for it.
+  std::int64_t coming(int space) const {
+    const auto& ledger = ledger_of(*this->pools_.device, space);
+    return std::int64_t{ledger.free_pages()} + ledger.draining_pages() + this->leaving(space);
+  }
+  // Why there is none.
+  Error no_page(const char* name, int space) const {
+    const auto& ledger = ledger_of(*this->pools_.device, space);
+    return {ErrorCode::exhausted, this->options_.name + ": no page of space " + name + " can be had within " + std::to_string(this->options_.room_limit.count()) + " ms: of " +
+                                      std::to_string(ledger.capacity()) + ", " + std::to_string(this->leaving(space)) + " are leaving for the host, " +
+                                      std::to_string(ledger.draining_pages()) + " draining, the others in use"};
   }
 
-  // Gives up device pages of a space: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. True if one
-  // has gone at once.
-  bool evict(int space, std::int64_t count) {
+  // Gives up device pages of a space, `count` at most: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. What nobody
+  // can take stays while copies that are under way may make room for it. Where one page is wanted now, not several ahead of need, one that has gone is enough;
+  // and while others leave or drain, only what is free at once goes. True if one has gone at once.
+  bool evict(int space, std::int64_t count, bool ahead) {
+    auto& ledger = ledger_of(*this->pools_.device, space);
+    const bool leave = !ahead && this->leaving(space) > 0;
+    const bool drain = !ahead && ledger.draining_pages() > 0;
     TierPages leaving;
     bool gone = false;
-    for (; count > 0; --count) {
+    for (; count > 0 && (ahead || !gone); --count) {
       const std::int32_t node = this->cache_.victim(space, CacheTier::device);
       if (node < 0) break;
+      const bool free = ledger.holds(this->cache_.device(node, space).id()) == 0;  // once it is given up
+      const bool safe = elsewhere(node, space, CacheTier::device);
+      if (leave ? !free || !safe : drain && !free) break;
       const std::size_t first = leaving.size();
       if (!this->cache_.has(node, space, CacheTier::host) && host_pages(node, space, leaving)) {
         for (std::size_t i = first; i < leaving.size(); ++i) this->cache_.leave(node, leaving[i].space);
+      } else if (!safe && (!leaving.empty() || this->storing(space) || this->files_under_way())) {
+        break;
       } else {
         give_up(node, space, CacheTier::device);
         gone = true;
@@ -63,15 +87,18 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
     return gone;
   }
 
+  // Whether another tier has the page, too.
+  bool elsewhere(std::int32_t node, int space, CacheTier tier) const {
+    bool found = false;
+    for (int t = 0; t < cache_tiers; ++t) found = found || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
+    return found;
+  }
   void give_up(std::int32_t node, int space, CacheTier tier) {
-    bool elsewhere = false;
-    for (int t = 0; t < cache_tiers; ++t) {
-      elsewhere = elsewhere || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
-    }
+    const bool kept = elsewhere(node, space, tier);
     this->cache_.together(node, space, [&](int s) {
       ++this->of(tier, s).evicted_pages;
-      this->of(tier, s).lost_pages += elsewhere ? 0 : 1;
-      this->note_page(CacheWork::evict, tier, node, s, this->request_, elsewhere ? "" : "lost");
+      this->of(tier, s).lost_pages += kept ? 0 : 1;
+      this->note_page(CacheWork::evict, tier, node, s, this->request_, kept ? "" : "lost");
     });
     this->cache_.drop(node, space, tier);
   }
@@ -121,14 +148,26 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   }
 
  private:
-  // For a copy to the host to end, or a load that nobody needs any more; false if there is none, or the deadline has passed.
+  // For a copy to the host to end, work that a page drains for, a load that nobody needs any more, or, where a page stays for want of room on the host, one of its
+  // copies to or from a file; false if there is none, or the deadline has passed.
   bool wait_for_room(int space, Deadline deadline) {
     const std::int64_t begin = steady_ns();
-    const bool ended = this->wait_for(CacheTier::host, deadline) || this->wait_for_load(space, deadline);
+    const bool ended = this->wait_for(CacheTier::host, deadline) || wait_for_work(space, deadline) || this->wait_for_load(space, deadline) ||
+                       (this->cache_.victim(space, CacheTier::device) >= 0 && this->wait_for_file(deadline));
     const std::int64_t end = steady_ns();
     this->count_time(CacheWork::wait, begin, end);
     if (this->traced()) this->note({.work = CacheWork::wait, .request = this->request_, .space = space, .begin_ns = begin, .end_ns = end});
     return ended;
+  }
+
+  // For a page without owners to be free. Whatever holds it may be a lease, which ends with the last copy of it: there is nothing to wait on but the ledger.
+  bool wait_for_work(int space, Deadline deadline) {
+    auto& ledger = ledger_of(*this->pools_.device, space);
+    for (const auto draining = ledger.draining_pages(); draining > 0 && Clock::now() < deadline; ledger.drain()) {
+      if (ledger.free_pages() > 0 || ledger.draining_pages() < draining) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return false;
   }
 
   // Makes the cache await a host copy of a page, or of all pages of a tail, and adds them to `pages`; false, and nothing changes, if there is no room.

@@ -214,6 +214,15 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
     }
     return n;
   }
+  // Whether pages of a space are being copied to the host, to leave or to stay.
+  bool storing(int space) const {
+    for (const Flight& flight : flights_) {
+      for (const auto& page : flight.pages) {
+        if (flight.to == CacheTier::host && page.space == space) return true;
+      }
+    }
+    return false;
+  }
   bool anything_under_way() const { return !flights_.empty(); }
 
   // Adds the loads under way that bring a page for which `uses(node)`.

@@ -283,6 +283,9 @@ TEST_CASE("tails: all spaces or none") {
     REQUIRE(parked(rig));
     rig.cache().make_room(4);  // the host gives up the older tail, whole, and has room for one page of each space
     CHECK(rig.cache().finish());
+    CHECK(rig.cache().cache().tails(rig.cache().cache().known(rig.root(), std::span(tokens).first(16))) == 1);  // what leaves may bring room for it
+    rig.cache().make_room(4);  // it has not: behind the tail's pages nothing on the host may go
+    CHECK(rig.cache().finish());
     const auto& tiers = rig.cache().counters().tiers;
     for (int s = 0; s < 3; ++s) {
       CAPTURE(s);
