@@ -157,6 +157,20 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
   if (!labels.ok()) return labels.error();
   TransferBuilder<Backend> builder(options, labels.value());
   const auto positions = positions_of(labels.value(), from.layers());
+  const auto moves = [&]<class Space>() { return !plan.template of<Space>().first.empty() || !plan.template of<Space>().second.empty(); };
+
+  // Before the ledgers have it: from then on any thread that asks them may look.
+  Bundle::for_each([&]<class Entry>() {
+    if (!moves.template operator()<typename Entry::space>()) return;
+    const auto& source = from.template entry<Entry>();
+    const auto& destination = to.template entry<Entry>();
+    std::vector<int> slot_positions(static_cast<std::size_t>(source.layers()), -1);
+    for (int layer = 0; layer < from.layers(); ++layer) {
+      if (Entry::owns(LayerId(layer))) slot_positions[static_cast<std::size_t>(Entry::slot(LayerId(layer)).value)] = positions[static_cast<std::size_t>(layer)];
+    }
+    builder.progress().extent().cover(pool_access::memory(source), slot_positions);
+    builder.progress().extent().cover(pool_access::memory(destination), std::move(slot_positions), destination.ledger().identity());
+  });
 
   std::shared_ptr<const CheckedIds<std::int32_t>> ids[Bundle::space_count];
   Status status;
@@ -164,7 +178,7 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
     using Space = typename Entry::space;
     if constexpr (Bundle::template first_of_space<Entry>) {
       const auto& space = plan.template of<Space>();
-      if (!status.ok() || (space.first.empty() && space.second.empty())) return;
+      if (!status.ok() || !moves.template operator()<Space>()) return;
       auto held = hold_pages(builder, from.template ledger<Space>(), to.template ledger<Space>(), side_of<first>(space), side_of<!first>(space));
       if (held.ok()) {
         ids[Bundle::template space_index<Space>()] = std::move(held).value();
@@ -178,15 +192,13 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
   Bundle::for_each([&]<class Entry>() {
     using P = typename Entry::policy;
     const auto& entry_ids = ids[Bundle::template space_index<typename Entry::space>()];
+    if (!entry_ids) return;
     const auto& source = from.template entry<Entry>();
     auto& destination = to.template entry<Entry>();
-    std::vector<int> slot_positions(static_cast<std::size_t>(source.layers()), -1);
     for (int layer = 0; layer < from.layers(); ++layer) {
       const int position = positions[static_cast<std::size_t>(layer)];
       if (!Entry::owns(LayerId(layer)) || position < 0) continue;
       const EntrySlot slot = Entry::slot(LayerId(layer));
-      slot_positions[static_cast<std::size_t>(slot.value)] = position;
-      if (!entry_ids) continue;
       typename Engine::Piece piece;
       piece.position = position;
       piece.info = {.entry = Entry::name, .layer = layer, .direction = direction};
@@ -202,8 +214,6 @@ Result<PreparedTransfer<typename From::backend>> prepare_bundle(const From& from
       Engine::template pages<P>(piece, pool_access::view(destination, slot), pool_access::const_view(source, slot), entry_ids, digest);
       builder.add(std::move(piece));
     }
-    builder.progress().extent().cover(pool_access::memory(source), slot_positions);
-    builder.progress().extent().cover(pool_access::memory(destination), slot_positions, destination.ledger().identity());
   });
   if (!status.ok()) return status.error();
   return Result<PreparedTransfer<Backend>>(builder.finish());

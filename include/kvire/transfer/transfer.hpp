@@ -154,6 +154,10 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     }
   }
   TransferBuilder<Backend> builder(options, labels.value());
+  // Before the ledgers have it: from then on any thread that asks them may look.
+  const auto positions = positions_of(labels.value(), from.layers());
+  builder.progress().extent().cover(pool_access::memory(from), positions);
+  builder.progress().extent().cover(pool_access::memory(to), positions, to.ledger().identity());
   constexpr bool first = source_is_first<typename Plan::first_id, typename Plan::second_id, typename From::side::page_id, typename To::side::page_id>;
   auto ids = [&] {
     if constexpr (Plan::granularity == Granularity::page) {
@@ -175,9 +179,6 @@ Result<PreparedTransfer<typename From::backend>> prepare_pools(const From& from,
     if (Status s = fill(piece, slot, ids.value(), options.digest ? digest_key(fingerprint64<P>, slot.value) | 1 : std::uint64_t(0)); !s.ok()) return s.error();
     builder.add(std::move(piece));
   }
-  const auto positions = positions_of(labels.value(), from.layers());
-  builder.progress().extent().cover(pool_access::memory(from), positions);
-  builder.progress().extent().cover(pool_access::memory(to), positions, to.ledger().identity());
   return Result<PreparedTransfer<Backend>>(builder.finish());
 }
 

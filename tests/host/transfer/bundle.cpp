@@ -206,6 +206,15 @@ TEST_CASE("bundle: a space that the plan leaves out, or that has no pages this t
   const PagePlan<HostPage, DevicePage> none;
   const BundlePlan<Model> empty(in_space<space::Full>(none), in_space<space::Window>(none), in_space<space::Request>(none));
   CHECK(backup(s.device, s.host, empty, s.stream).value().bytes() == 0);
+  // A step that names the transfer does not fail with it there.
+  Setup broken(FaultHooks::make([](const CopyInfo&) { return Fault::fail("device error"); }));
+  const BundlePlan<Model> full(without<space::Request>(), without<space::Window>(), in_space<space::Full>(broken.full_pairs));
+  auto ticket = load(broken.host, broken.device, full, broken.stream).value();
+  CHECK_FALSE(ticket.wait().ok());
+  auto compute = Stream<Host>::make().value();
+  const auto step = Gate<Host>().begin({ticket}, compute).value();
+  CHECK_FALSE(step.read<Model::IndexK>(broken.device, LayerId(2)).ok());
+  CHECK(step.read<Model::WindowLatent>(broken.device, LayerId(2)).ok());
 }
 
 TEST_CASE("bundle: a bad id in any space moves nothing at all") {

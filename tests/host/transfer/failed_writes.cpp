@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <optional>
+#include <thread>
 
 #include <kvire/layout/policies.hpp>
 #include <kvire/sync/gate.hpp>
@@ -355,4 +356,32 @@ TEST_CASE("failed load: of a bundle, one entry does not make its page readable a
   CHECK_FALSE(readable(device.ledger<space::Full>()));
   CHECK(load(host, device, BundlePlan<Model>(in_space<space::Full>(full), without<space::Window>()), copies).value().wait(deadline_in(10s)).ok());
   CHECK(readable(device.ledger<space::Full>()));
+}
+
+TEST_CASE("failed kernel: whether its pages can be read is asked by one thread while another prepares to load them") {
+  auto compute = Stream<Host>::make().value();
+  auto device = DeviceBundlePool<Model, Host>::make({.pages = {{4, 4}}, .name = "gpu"}).value();
+  auto host = mirror_of(device, {{4, 4}}).value();
+  auto to = device.allocate({{1, 0}}).value();
+  auto from = host.allocate({{1, 0}}).value();
+  const auto full = plan(from.of<space::Full>(), to.of<space::Full>());
+  {
+    const auto step = Gate<Host>().begin({}, compute).value();
+    const auto lease = step.write<Latent>(device, LayerId(0), to.of<space::Full>()).value();
+    launch(compute, [](const auto&) -> Status { return Error{ErrorCode::failed, "bad kernel"}; }, lease);
+  }
+  CHECK_FALSE(compute.synchronize(deadline_in(10s)).ok());
+  const auto race = [&](const auto& prepare) {
+    std::atomic<int> asked{0};
+    std::atomic<bool> stop{false};
+    std::thread reader([&] {
+      for (; !stop; ++asked) (void)device.ledger<space::Full>().readable(DevicePage(1));
+    });
+    for (int round = 0; round < 2000 || asked < 1000; ++round) prepare().value().withdraw();
+    stop = true;
+    reader.join();
+    CHECK_FALSE(device.ledger<space::Full>().readable(DevicePage(1)).ok());
+  };
+  race([&] { return prepare_load(host.entry<Latent>(), device.entry<Latent>(), full); });
+  race([&] { return prepare_load(host, device, BundlePlan<Model>(in_space<space::Full>(full), without<space::Window>())); });
 }
