@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -31,6 +32,29 @@ inline std::int64_t read_number(const std::string& path, const std::string& key,
   return found;
 }
 
+/// The control group of the process, from the root of its hierarchy on: of version 2, or of the one of version 1 that counts memory. Empty for the root itself,
+/// and where it cannot be read.
+inline std::string control_group(const std::string& root, bool version_2) {
+  std::FILE* file = std::fopen((root + "/proc/self/cgroup").c_str(), "r");
+  if (file == nullptr) return {};
+  std::string text;
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text.push_back(static_cast<char>(c));
+  std::fclose(file);
+  // A line is "number:controllers:path"; version 2 has no controllers.
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at);
+    const std::string line = text.substr(at, end - at);
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (version_2 ? controllers != ",," : controllers.find(",memory,") == std::string::npos) continue;
+    const std::string path = line.substr(second + 1);
+    return path == "/" ? std::string() : path;
+  }
+  return {};
+}
+
 // What the system keeps of files counts as available everywhere: it makes room when memory is touched.
 
 /// `available_memory` of a system whose files lie under `root`.
@@ -43,15 +67,19 @@ inline std::int64_t available_memory_under(const std::string& root) {
     const char* limit;
     const char* used;
     const char* all;  // before the names of memory.stat: those of the groups below are in there, too
-  } groups[] = {{"/sys/fs/cgroup/", "memory.max", "memory.current", ""}, {"/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"}};
-  for (const auto& group : groups) {
-    const std::string folder = root + group.folder;
-    const auto files = [&](const char* kind) { return read_number(folder + "memory.stat", std::string(group.all) + kind, 0); };
-    const std::int64_t limit = read_number(folder + group.limit, "", -1);  // "max" is no number: no limit
-    const std::int64_t used = read_number(folder + group.used, "", 0) - files("inactive_file ") - files("active_file ");
-    if (limit < 0) continue;
-    const std::int64_t left = used < 0 ? limit : limit > used ? limit - used : 0;
-    least = left < least ? left : least;
+  } versions[] = {{"/sys/fs/cgroup", "/memory.max", "/memory.current", ""}, {"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"}};
+  for (const auto& version : versions) {
+    // Its own group and all above it may have a limit. In a container the path may be that of the host, of which the root alone is there.
+    for (std::string group = control_group(root, *version.all == '\0'), above;; group = above) {
+      const std::string folder = root + version.folder + group;
+      const auto files = [&](const char* kind) { return read_number(folder + "/memory.stat", std::string(version.all) + kind, 0); };
+      const std::int64_t limit = read_number(folder + version.limit, "", -1);  // "max" is no number: no limit
+      const std::int64_t used = read_number(folder + version.used, "", 0) - files("inactive_file ") - files("active_file ");
+      const std::int64_t left = used < 0 ? limit : limit > used ? limit - used : 0;
+      if (limit >= 0 && left < least) least = left;
+      if (group.empty()) break;
+      above = group.substr(0, group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+    }
   }
   return least;
 }
@@ -68,7 +96,7 @@ inline std::int64_t available_on_node(int node, const std::string& root = "") {
 
 }  // namespace detail
 
-/// Bytes this process may still touch: the least of the machine's available memory and what its control group leaves (versions 2 and 1).
+/// Bytes this process may still touch: the least of the machine's available memory and what its control group, and those above it, leave (versions 2 and 1).
 /// The largest integer where none of these can be read. An estimate: other processes move it at any time.
 inline std::int64_t available_memory() { return detail::available_memory_under(""); }
 

@@ -92,6 +92,19 @@ TEST_CASE("memory: what the system keeps of files is available, to the machine, 
   CHECK(available() == 0);
   write("/sys/fs/cgroup/memory.current", "300000\n");
   CHECK(available() == 90'000);
+  // The group of the process is further down, and each group on the way may have a limit.
+  write("/proc/self/cgroup", "7:cpu,memory:/slurm/job/step\n4:cpuset:/elsewhere\n0::/system.slice/engine.service\n");
+  CHECK(available() == 90'000);
+  write("/sys/fs/cgroup/elsewhere/memory.max", "1\n");
+  write("/sys/fs/cgroup/system.slice/memory.max", "80000\n");
+  CHECK(available() == 80'000);
+  write("/sys/fs/cgroup/system.slice/engine.service/memory.max", "70000\n");
+  write("/sys/fs/cgroup/system.slice/engine.service/memory.current", "30000\n");
+  CHECK(available() == 40'000);
+  write("/sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes", "20000\n");
+  CHECK(available() == 20'000);
+  write("/proc/self/cgroup", "0::/\n");
+  CHECK(available() == 90'000);
 
   write("/sys/devices/system/node/node1/meminfo",
         "Node 1 MemTotal:       4000 kB\nNode 1 MemFree:        1000 kB\nNode 1 Active(file):     30 kB\nNode 1 Inactive(file):  200 kB\nNode 1 FilePages:       900 kB\nNode 1 Shmem: 670 kB\n");
