@@ -14,15 +14,15 @@ namespace sm90::detail {
 /// The logits of one token, in f32 by one warp. `position`: which of the row's tokens it is; `token`: where its score stands.
 template <class P, class Plan, int Heads>
 KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int token, int position, kstd::uint32_t shared, int lane) {
-  const int id = __ldg(a.page_table + a.table_stride * row + position / Plan::tokens);
+  const int id = a.page_table[a.table_stride * row + position / Plan::tokens];
   const kstd::byte* page = a.pages + a.page_stride * id;
   const auto* key = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Value>(position % Plan::tokens));
   const auto* scales = reinterpret_cast<const kstd::uint8_t*>(page + P::template offset<role::Scale>(position % Plan::tokens));
   // A block of zeros loses nothing. Lanes look at their bytes of the key.
   int most = 0;
-  for (int b = 0; b < Plan::blocks; ++b) most = __ldg(scales + b) != 255 && __ldg(scales + b) > most ? __ldg(scales + b) : most;
+  for (int b = 0; b < Plan::blocks; ++b) most = scales[b] != 255 && scales[b] > most ? scales[b] : most;
   bool numbers = false;
-  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (__ldg(key + i) & 0x77) != 0 && __ldg(scales + i / 16) != 255 && __ldg(scales + i / 16) + Plan::fp4_depth < most;
+  for (int i = lane; i < Plan::key_row; i += 32) numbers |= (key[i] & 0x77) != 0 && scales[i / 16] != 255 && scales[i / 16] + Plan::fp4_depth < most;
   if (!__any_sync(~0U, numbers)) return;
   __syncwarp();  // after the fast path's store
 #pragma unroll 1
@@ -35,10 +35,10 @@ KVIRE_DEVICE KVIRE_INLINE void exact_fp4(const LogitsArguments& a, int row, int 
       float dot = 0;
 #pragma unroll 1
       for (int d = 0; d < Plan::dim; ++d) {
-        const auto code = static_cast<kstd::uint8_t>(__ldg(key + d / 2) >> d % 2 * 4 & 15);
-        dot = fma_exact(f32_from_e4m3(__ldg(query + d)), mul_exact(f32_from_e2m1(code), f32_from_ue8m0(__ldg(scales + d / 32))), dot);
+        const auto code = static_cast<kstd::uint8_t>(key[d / 2] >> d % 2 * 4 & 15);
+        dot = fma_exact(f32_from_e4m3(query[d]), mul_exact(f32_from_e2m1(code), f32_from_ue8m0(scales[d / 32])), dot);
       }
-      sum = fma_exact(twice_relu(dot), mul_exact(0.5F, __ldg(a.weights + at * Heads + h)), sum);
+      sum = fma_exact(twice_relu(dot), mul_exact(0.5F, a.weights[at * Heads + h]), sum);
     }
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) sum = add_exact(sum, __shfl_xor_sync(~0U, sum, mask));

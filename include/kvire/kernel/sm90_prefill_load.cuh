@@ -16,7 +16,7 @@ using ptx::Words4;
 
 /// What the copy engine leaves of `bytes` (a multiple of 4): the last few, if they are not 16.
 KVIRE_DEVICE KVIRE_INLINE void load_rest(kstd::uint32_t to, const kstd::byte* from, int bytes) {
-  for (int at = bytes & ~15; at < bytes; at += 4) ptx::store_shared(to + at, __ldg(reinterpret_cast<const unsigned*>(from + at)));
+  for (int at = bytes & ~15; at < bytes; at += 4) ptx::store_shared(to + at, *reinterpret_cast<const unsigned*>(from + at));
 }
 
 /// Brings one tile to its stage; one thread. Which of its pages are missing goes to the stage's meta words.
@@ -48,7 +48,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_tile(const PrefillArguments& a, int group, i
 #pragma unroll
   for (int i = 0; i < ids; ++i) {
     const int entry = page_of<Plan>(tile, i);
-    id[i] = entry < table_width ? __ldg(a.page_table + entry) : -1;
+    id[i] = entry < table_width ? a.page_table[entry] : -1;
     if (id[i] >= a.page_count) {
       // One for each row that sees some of the page, and first meets it in this tile.
       if (a.bad_pages != nullptr) {
@@ -169,7 +169,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_group(const PrefillArguments& a, int group, 
     }
   }
   for (int at = thread; at < Plan::rows * Heads; at += Shape::threads) {
-    const float w = at / Heads < present ? __ldg(a.weights + first * Heads + at) : 0.0F;
+    const float w = at / Heads < present ? a.weights[first * Heads + at] : 0.0F;
     ptx::store_shared(shared + Plan::weights_at + at / Heads * Plan::weight_row + at % Heads * 4, __float_as_uint(w));
   }
   // The next group's on their way to L2.

@@ -75,7 +75,7 @@ KVIRE_DEVICE KVIRE_INLINE Range row_range(const PrefillArguments& a, int row) {
   Range range;
   if (row >= a.rows) return range;
   const int most = a.logits_stride < a.key_count ? static_cast<int>(a.logits_stride) : a.key_count;
-  const int start = __ldg(a.starts + row), end = __ldg(a.ends + row);
+  const int start = a.starts[row], end = a.ends[row];
   range.start = start < 0 ? 0 : start;
   range.end = end > most ? most : end;
   return range.start < range.end ? range : Range{};

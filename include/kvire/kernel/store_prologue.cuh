@@ -13,13 +13,13 @@ namespace detail::store {
 
 __device__ inline void load8(float (&x)[chunk], const float* p, bool vector) {
   if (vector) {
-    const float4 a = __ldg(reinterpret_cast<const float4*>(p));
-    const float4 b = __ldg(reinterpret_cast<const float4*>(p) + 1);
+    const float4 a = *reinterpret_cast<const float4*>(p);
+    const float4 b = reinterpret_cast<const float4*>(p)[1];
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
     x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
   } else {
 #pragma unroll
-    for (int i = 0; i < chunk; ++i) x[i] = __ldg(p + i);
+    for (int i = 0; i < chunk; ++i) x[i] = p[i];
   }
 }
 
@@ -86,14 +86,14 @@ struct Angles {
   __device__ void load(const float* cosines, const float* sines, int first, bool vector) {
     if (first <= -chunk) return;
     if (vector) {
-      const float4 a = __ldg(reinterpret_cast<const float4*>(cosines + first / 2));
-      const float4 b = __ldg(reinterpret_cast<const float4*>(sines + first / 2));
+      const float4 a = *reinterpret_cast<const float4*>(cosines + first / 2);
+      const float4 b = *reinterpret_cast<const float4*>(sines + first / 2);
       cos[0] = a.x, cos[1] = a.y, cos[2] = a.z, cos[3] = a.w;
       sin[0] = b.x, sin[1] = b.y, sin[2] = b.z, sin[3] = b.w;
     } else {
 #pragma unroll
       for (int i = 0; i < chunk / 2; ++i) {
-        if (first + 2 * i >= 0) cos[i] = __ldg(cosines + first / 2 + i), sin[i] = __ldg(sines + first / 2 + i);
+        if (first + 2 * i >= 0) cos[i] = cosines[first / 2 + i], sin[i] = sines[first / 2 + i];
       }
     }
   }
