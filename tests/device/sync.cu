@@ -116,6 +116,146 @@ TEST_CASE("cuda leases: a write waits for a backup of its page, a backup for a w
   CHECK(clean());
 }
 
+namespace {
+
+/// A page of zeros, and two streams whose kernels share it.
+struct Shared {
+  Shared() {
+    REQUIRE(cudaMalloc(&out, Keys::page_bytes) == cudaSuccess);
+    REQUIRE(device.fill_page(page, 0).ok());
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  }
+  ~Shared() { CHECK(cudaFree(out) == cudaSuccess); }
+  Step<Cuda> step(Stream<Cuda>& stream) { return Gate<Cuda>().begin({}, stream).value(); }
+  auto write_lease(const Step<Cuda>& step, int slot = 0) { return step.write(device, EntrySlot(slot), std::vector{page}); }
+  auto read_lease(const Step<Cuda>& step, int slot = 0) { return step.read(device, EntrySlot(slot), std::vector{page}); }
+  Status write(const WriteLease<Keys, Cuda>& lease, Stream<Cuda>& stream, unsigned char value) {
+    return launch(stream, [&](cudaStream_t s, auto view) { write_page<<<1, 256, 0, s>>>(view, page.value, value); }, lease);
+  }
+  Status read(const ReadLease<Keys, Cuda>& lease, Stream<Cuda>& stream) {
+    return launch(stream, [&](cudaStream_t s, auto view) { read_page<<<1, 256, 0, s>>>(view, page.value, out); }, lease);
+  }
+  /// What the last `read` saw, everywhere in the page; -1 if not everywhere the same.
+  int seen() {
+    std::vector<unsigned char> got(static_cast<std::size_t>(Keys::page_bytes));
+    REQUIRE(cudaMemcpy(got.data(), out, got.size(), cudaMemcpyDefault) == cudaSuccess);
+    for (const unsigned char byte : got) {
+      if (byte != got[0]) return -1;
+    }
+    return got[0];
+  }
+
+  DevicePool<Keys, Cuda> device = DevicePool<Keys, Cuda>::make({.layers = 2, .pages = 4, .name = "gpu"}).value();
+  PageRef<DevicePage> owned = device.allocate().value();
+  DevicePage page = owned.id();
+  Stream<Cuda> a = Stream<Cuda>::make({.name = "a"}).value();
+  Stream<Cuda> b = Stream<Cuda>::make({.name = "b"}).value();
+  unsigned char* out = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("cuda leases: kernels of two streams that share a page run in the order of their leases" * doctest::test_suite("held")) {
+  Shared s;
+  const auto prefill = s.step(s.a);
+  const auto decode = s.step(s.b);
+  auto hold = CopyHold::make();
+  REQUIRE(hold_stream(s.a, hold).ok());
+  {
+    const auto lease = s.write_lease(prefill).value();
+    CHECK(s.write(lease, s.a, 0x44).ok());
+    // Alive, nobody knows where its last kernel will be; on its own stream that does not matter.
+    const auto refused = s.read_lease(decode);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code == ErrorCode::busy);
+    CHECK(contains(refused.error().message, "pool gpu: store of device page 1 (lease) has not ended, and is of another stream"));
+    CHECK(s.write_lease(decode).error().code == ErrorCode::busy);
+    CHECK(s.read_lease(prefill).ok());
+    CHECK(s.read(s.read_lease(decode, 1).value(), s.b).ok());
+  }
+  CHECK(s.b.synchronize(deadline_in(10s)).ok());
+  CHECK(s.seen() == 0);  // of the other slot
+  CHECK(s.read(s.read_lease(decode).value(), s.b).ok());
+  std::this_thread::sleep_for(20ms);
+  CHECK_FALSE(s.b.idle());
+  hold->release();
+  CHECK(s.b.synchronize(deadline_in(10s)).ok());
+  CHECK(s.seen() == 0x44);
+
+  // The next writer behind a reader.
+  hold = CopyHold::make();
+  REQUIRE(hold_stream(s.b, hold).ok());
+  CHECK(s.read(s.read_lease(decode).value(), s.b).ok());
+  CHECK(s.write(s.write_lease(prefill).value(), s.a, 0x55).ok());
+  std::this_thread::sleep_for(20ms);
+  CHECK_FALSE(s.a.idle());
+  hold->release();
+  CHECK(s.a.synchronize(deadline_in(10s)).ok());
+  CHECK(s.seen() == 0x44);
+
+  // A reader that is taken to another stream, behind the writer that it follows on its own.
+  hold = CopyHold::make();
+  REQUIRE(hold_stream(s.a, hold).ok());
+  CHECK(s.write(s.write_lease(prefill).value(), s.a, 0x66).ok());
+  CHECK(s.read(s.read_lease(prefill).value(), s.b).ok());
+  std::this_thread::sleep_for(20ms);
+  CHECK_FALSE(s.b.idle());
+  hold->release();
+  CHECK(s.b.synchronize(deadline_in(10s)).ok());
+  CHECK(s.seen() == 0x66);
+  CHECK(prefill.status().ok());
+  CHECK(decode.status().ok());
+  CHECK(clean());
+}
+
+TEST_CASE("cuda leases: a capture cannot come behind a kernel of another stream that has not run" * doctest::test_suite("held")) {
+  Shared s;
+  auto hold = CopyHold::make();
+  REQUIRE(hold_stream(s.a, hold).ok());
+  CHECK(s.write(s.write_lease(s.step(s.a)).value(), s.a, 0x44).ok());
+  for (const bool pending : {true, false}) {
+    CAPTURE(pending);
+    if (!pending) {
+      hold->release();
+      CHECK(s.a.synchronize(deadline_in(10s)).ok());
+    }
+    const auto step = s.step(s.b);
+    REQUIRE(cudaStreamBeginCapture(s.b.native(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(s.read(s.read_lease(step).value(), s.b).ok());
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(s.b.native(), &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(step.status().ok() == !pending);
+    if (pending) CHECK(contains(step.status().error().message, "pool gpu: store of device page 1: stream 'b' is capturing"));
+  }
+  CHECK(clean());
+}
+
+TEST_CASE("cuda leases: who reads a page under a kernel that was not queued fails, though the streams go on" * doctest::test_suite("held")) {
+  Shared s;
+  auto host = mirror_of(s.device, 4).value();
+  auto saved = host.allocate(1).value();
+  auto hold = CopyHold::make();
+  REQUIRE(hold_stream(s.a, hold).ok());
+  {
+    const auto lease = s.write_lease(s.step(s.a)).value();
+    kernel_access::fail(lease, Error{ErrorCode::failed, "unusable"});
+    CHECK(s.write(lease, s.a, 0x44).ok());
+  }
+  const auto reading = s.step(s.b);
+  CHECK(s.read(s.read_lease(reading).value(), s.b).ok());
+  auto ticket = backup(s.device, host, plan(saved, std::vector{s.owned}), s.b).value();
+  const auto writing = s.step(s.b);
+  CHECK(s.write(s.write_lease(writing).value(), s.b, 0x55).ok());
+  hold->release();
+  CHECK(s.b.synchronize(deadline_in(10s)).ok());
+  CHECK(contains(reading.status().error().message, "pool gpu: store of device page 1: unusable"));
+  CHECK(contains(ticket.wait(deadline_in(10s)).error().message, "unusable"));
+  CHECK(writing.status().ok());
+  CHECK(s.a.synchronize(deadline_in(10s)).ok());
+  CHECK(clean());
+}
+
 TEST_CASE("cuda leases: one of two streams captures, and the pages are held for the other" * doctest::test_suite("held")) {
   auto a = Stream<Cuda>::make({.name = "a"}).value();
   auto b = Stream<Cuda>::make({.name = "b"}).value();

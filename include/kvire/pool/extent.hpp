@@ -16,7 +16,7 @@ KVIRE_NAMESPACE_BEGIN
 class PageExtent {
  public:
   PageExtent() = default;
-  /// Writes one slot of one pool, as a lease does.
+  /// One slot of one pool, as of a lease.
   PageExtent(const void* pool, int slot) : pool_(pool), slot_(slot) {}
 
   /// Says which position each slot of a pool has in the order of the work; -1 for slots that it does not touch. `memory`: of the pool. `written_in`: its
@@ -39,6 +39,9 @@ class PageExtent {
     }
     return -1;
   }
+
+  /// Of a lease: whether it is one on this slot.
+  bool is(const void* pool, int slot) const { return pool == pool_ && slot == slot_; }
 
   /// Whether this writes, of pages of the ledger, every slot that `other` writes.
   bool writes_slots_of(const PageExtent& other, const void* ledger) const {

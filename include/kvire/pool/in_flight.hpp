@@ -42,9 +42,9 @@ template <class Backend>
 struct InFlight {
   PageUse use = PageUse::load;
   Event<Backend> event;
-  std::shared_ptr<WorkStream> stream = {};  ///< of a lease, which waits for what was held before it; none for other work
+  std::shared_ptr<WorkStream> stream = {};  ///< of a lease, which comes behind what was held before it; none for other work
   TransferOrder order = {};                 ///< of a transfer that was prepared; none for other work
-  std::shared_ptr<const PageExtent> extent = {};  ///< of work that writes; none: all of the pages
+  std::shared_ptr<const PageExtent> extent = {};  ///< of a lease, and of a transfer that writes; none: all of the pages
   bool alone = false;                             ///< refused for pages with further owners, as a store is
 };
 

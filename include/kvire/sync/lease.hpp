@@ -70,12 +70,13 @@ class StepFailure {
 template <class Backend>
 struct QueueWait;
 
-/// A load (or backup) that must have finished before the lease's kernels run.
+/// Work that must have finished before the lease's kernels run: a transfer, or kernels of another lease.
 template <class Backend>
 struct LeaseWait {
   Event<Backend> event;
   std::string what;       ///< for messages
   bool may_fail = false;  ///< only its end matters: a backup that failed has stopped reading
+  bool ordered = false;   ///< on the lease's own stream nothing need be queued, since that is behind the work
 };
 
 /// The end of a lease's kernels, as an event for transfers of its pages; specialised per backend (sync/host.hpp). It fails if one of them did not run.
@@ -117,9 +118,9 @@ struct LeaseMaker;
 
 }  // namespace detail
 
-/// Permission to read one layer of a pool in one step, or to write some pages of it: its kernels run after the layer's loads have landed, those
-/// that write also after backups of their pages. Copyable; kernels queued with it keep the pool's memory alive. There is no pointer to be had
-/// from it but by kernels (`kernel_access`).
+/// Permission to read one layer of a pool in one step, or to write some pages of it: its kernels run after the layer's loads have landed and, where it names its
+/// pages, after kernels that write them; those that write also after backups of them and kernels that read them. Copyable; kernels queued with it keep the pool's
+/// memory alive. There is no pointer to be had from it but by kernels (`kernel_access`).
 template <class P, class Backend, bool CanWrite>
 class Lease {
  public:
@@ -203,7 +204,7 @@ struct LeaseMaker {
 /// for is waited for on the stream alone.
 struct kernel_access {
   /// The pages. Kernels must be queued on `stream` after this call; the waits are repeated there if it is not the step's own stream. The step
-  /// fails if a transfer of the lease's pages has been queued on the step's stream before, counting on the kernels to be there as well.
+  /// fails if a transfer or a lease of these pages has been given on the step's stream before, counting on the kernels to be there as well.
   template <class P, class B, bool W>
   static typename Lease<P, B, W>::view view(const Lease<P, B, W>& lease, Stream<B>& stream) {
     if (!lease.state_) return lease.view_;
@@ -273,7 +274,7 @@ struct kernel_access {
   static void queue_waits(const detail::LeaseState<B>& state, Stream<B>& stream) {
     if (stream.identity() == state.stream) return;
     if (state.work && !state.work->leave()) {
-      state.failure->fail(Error{ErrorCode::busy, "stream '" + stream.name() + "': a lease of another stream, on which a transfer of its pages was queued since"});
+      state.failure->fail(Error{ErrorCode::busy, "stream '" + stream.name() + "': a lease of another stream, on which other work on its pages was queued since"});
     }
     for (const auto& wait : state.waits) detail::QueueWait<B>::queue(stream, wait, state.failure, state.wait_limit);
   }

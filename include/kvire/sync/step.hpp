@@ -25,8 +25,8 @@ class Step {
  public:
   /// Permission to read a layer of a pool, for kernels of which the host does not say which pages they read. Queues, on the step's stream, waits for
   /// the step's loads of that layer, and for no others; never blocks the host. Errors: out_of_range; the failure of a load, if it is known already. One
-  /// that fails later is found by the kernels, which then do nothing. It holds no pages: one that is freed, or loaded into, before the kernels have
-  /// run is overwritten under them. Prefer the form below.
+  /// that fails later is found by the kernels, which then do nothing. It holds no pages: one that is freed, loaded into, or written by a kernel of another
+  /// stream before the kernels have run is overwritten under them. Prefer the form below.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot) const {
     (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
@@ -39,11 +39,12 @@ class Step {
     }
   }
 
-  /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and until the
-  /// last kernel with this lease is done the pages are neither reused nor overwritten by a transfer. Loads of other pages do not matter. Host kernels that
-  /// take page ids treat any other page as one beyond the pool; those of a GPU do not look, so that such a page is read unprotected. Further errors: busy if a load into
-  /// them has not been issued; failed, naming page and work, if what was to write them failed and nothing has since (PageLedger::failed_writes), unless it
-  /// is a load that the step names and that brought this layer; those of PageLedger::hold.
+  /// The same for a kernel that reads these pages only: loads into them are waited for even if the step does not name them, and so are kernels of other streams
+  /// with a lease to write them, in this slot, that was given before; the step fails if they do not run. Until the last kernel with this lease is done the pages
+  /// are neither reused nor overwritten by a transfer or by such kernels. Loads and kernels of other pages do not matter. Host kernels that
+  /// take page ids treat any other page as one beyond the pool; those of a GPU do not look, so that such a page is read unprotected. Further errors: busy if a load
+  /// into them has not been issued, or (on CUDA) while a lease to write them is alive on another stream; failed, naming page and work, if what was to write them
+  /// failed and nothing has since (PageLedger::failed_writes), unless it is a load that the step names and that brought this layer; those of PageLedger::hold.
   template <class P, class B, class Side>
   Result<ReadLease<P, B>> read(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
     (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
@@ -58,9 +59,10 @@ class Step {
     }
   }
 
-  /// Permission to write pages of a layer. Kernels with this lease run after loads into and backups of these pages, named by the step or not;
-  /// later transfers of these pages run after the last of these kernels. Errors: out_of_range and those of PageLedger::hold; busy, naming
-  /// page and owners, for a page that another owner shares; busy for a page of a transfer that nobody has issued; the failure of a load.
+  /// Permission to write pages of a layer. Kernels with this lease run after loads into and backups of these pages, named by the step or not, and after kernels of
+  /// other streams with a lease that names them in this slot; later transfers of these pages run after the last of these kernels. Errors: out_of_range and those
+  /// of PageLedger::hold; busy, naming page and owners, for a page that another owner shares; busy for a page of a transfer that nobody has issued, or (on CUDA)
+  /// while a lease of it is alive on another stream; the failure of a load.
   template <class P, class B, class Side>
   Result<WriteLease<P, B>> write(PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages) const {
     (void)sizeof(rule::StepBackend<Backend, B, std::is_same_v<B, Backend>>);
@@ -173,9 +175,8 @@ class Step {
     return lease;
   }
 
-  // Notes the pages in the lease and registers its kernels as their users, and then collects what they have to wait for: of what the ledger has from before. What
-  // comes later sees the lease and waits for it, so that no two wait for each other. Kernels that share a page are ordered by the engine's own
-  // streams; only transfers run elsewhere.
+  // Notes the pages in the lease and registers its kernels as their users, and then collects what they have to come behind: of what the ledger has from before. What
+  // comes later sees the lease and waits for it, so that no two wait for each other.
   template <class P, class B, class Side>
   Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, LeaseState& lease) const {
     auto ledger = pool.ledger();
@@ -186,15 +187,15 @@ class Step {
     const Event<Backend> own = lease.begin();
     lease.work = std::make_shared<WorkStream>(lease.stream);
     InFlight<Backend> work{use, own, lease.work};
-    if (use == PageUse::store) work.extent = std::make_shared<PageExtent>(lease.memory.get(), slot.value);
+    work.extent = std::make_shared<PageExtent>(lease.memory.get(), slot.value);
     auto hold = ledger.hold(pages, std::move(work));
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     for (const auto& [page, flight] : ledger.in_flight(ids)) {
       if (flight.event == own) break;
-      if (flight.use != PageUse::load && (flight.use != PageUse::backup || use == PageUse::read)) continue;
+      if (!(writes(use) || writes(flight.use)) || (flight.stream && flight.extent && !flight.extent->is(lease.memory.get(), slot.value))) continue;
       const std::string what = "pool " + pool.name() + ": " + name_of(flight.use) + " of " + Side::page_id::tag::name + " " + std::to_string(page);
-      if (Status status = wait_for(flight, what, slot, lease); !status.ok()) return status;
+      if (Status status = wait_for(flight, what, slot, writes(use), lease); !status.ok()) return status;
     }
     if (use != PageUse::read) return {};
     for (auto& failed : ledger.failed_writes(ids)) {
@@ -212,32 +213,39 @@ class Step {
     return false;
   }
 
-  // A transfer in flight: by its layer's event where the step names it, by the end of the whole transfer otherwise.
-  Status wait_for(const InFlight<Backend>& flight, const std::string& what, EntrySlot slot, LeaseState& lease) const {
-    const bool may_fail = flight.use == PageUse::backup;
+  // A transfer in flight: by its layer's event where the step names it, by the end of the whole transfer otherwise. Kernels of a lease: by its end; who writes
+  // the pages need not care whether others have.
+  Status wait_for(const InFlight<Backend>& flight, const std::string& what, EntrySlot slot, bool writing, LeaseState& lease) const {
+    const bool may_fail = flight.use != PageUse::load && writing;
+    const bool ordered = flight.stream && flight.stream->covers(lease.stream);
     for (const auto& load : state_->loads) {
       if (!(load->done() == flight.event)) continue;
       const int position = load->position(lease.memory.get(), slot.value);
       if (position >= 0) add_wait(lease, load->event(position), what, may_fail);
       return {};
     }
-    if (flight.event.query() == EventState::unrecorded) return Error{ErrorCode::busy, what + " (" + flight.event.label() + ") has not been issued"};
-    add_wait(lease, flight.event, what, may_fail);
+    if (!ordered && flight.event.query() == EventState::unrecorded) {
+      return Error{ErrorCode::busy, what + " (" + flight.event.label() + ") has " + (flight.stream ? "not ended, and is of another stream" : "not been issued")};
+    }
+    add_wait(lease, flight.event, what, may_fail, ordered);
     return {};
   }
 
-  static void add_wait(LeaseState& lease, Event<Backend> event, std::string what, bool may_fail) {
+  static void add_wait(LeaseState& lease, Event<Backend> event, std::string what, bool may_fail, bool ordered = false) {
     if (event.query() == EventState::complete) return;
     for (auto& wait : lease.waits) {
       if (!(wait.event == event)) continue;
       wait.may_fail = wait.may_fail && may_fail;
+      wait.ordered = wait.ordered && ordered;
       return;
     }
-    lease.waits.push_back({std::move(event), std::move(what), may_fail});
+    lease.waits.push_back({std::move(event), std::move(what), may_fail, ordered});
   }
 
   void queue(const LeaseState& lease) const {
-    for (const auto& wait : lease.waits) detail::QueueWait<Backend>::queue(*state_->stream, wait, lease.failure, lease.wait_limit);
+    for (const auto& wait : lease.waits) {
+      if (!wait.ordered) detail::QueueWait<Backend>::queue(*state_->stream, wait, lease.failure, lease.wait_limit);
+    }
   }
 
   template <class P, class B, class Side>

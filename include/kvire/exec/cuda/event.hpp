@@ -79,11 +79,11 @@ class Event<Cuda> {
   }
 
   bool valid() const { return state_ != nullptr; }
-  /// True if it may still fail though its work runs to the end (see the verdict of Stream<Cuda>::record).
+  /// True if it may still fail, or will, though its work runs to the end (see Stream<Cuda>::record).
   bool judged() const {
     if (!state_) return false;
     std::lock_guard lock(state_->mutex);
-    return static_cast<bool>(state_->verdict);
+    return state_->verdict || state_->error;
   }
   /// The device of the stream that recorded it; -1 before and for events completed by hand.
   int device() const { return state_ ? state_->device.load(std::memory_order_acquire) : -1; }
