@@ -233,9 +233,8 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
 
   /// Blocks until nothing is under way, or the deadline has passed; false then.
   bool finish(Deadline deadline = no_deadline) {
-    for (this->poll(); this->anything_under_way() || this->files_under_way(); this->poll()) {
-      const bool moved = this->wait_for(CacheTier::device, deadline) || this->wait_for(CacheTier::host, deadline) || this->wait_for_file(deadline);
-      if (!moved) return false;
+    for (this->poll(); this->anything_under_way(); this->poll()) {
+      if (!this->wait_for(CacheTier::device, deadline) && !this->wait_for(CacheTier::host, deadline) && !this->wait_for_file(deadline)) return false;
     }
     return true;
   }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <concepts>
+#include <deque>
 #include <optional>
+#include <thread>
 
 #include <kvire/exec/host/event.hpp>
 #include <kvire/tier/record.hpp>
@@ -11,8 +15,8 @@
 KVIRE_NAMESPACE_BEGIN
 
 /// What a tiered cache asks of a tier below the host (FileTier is one): records of host pages by key, stored and loaded asynchronously. It keeps
-/// to a budget of its own, and may forget a record at any time: a load of it then fails as stale. With seals, a store of pages that are not what
-/// they say fails as mismatch, and a load sets them.
+/// to a budget of its own, and may forget a record at any time: a load of it then fails as stale. A store that it has no place for now is final at once, failed
+/// as busy: it is asked for again. With seals, a store of pages that are not what they say fails as mismatch, and a load sets them.
 template <class F, class Bundle, class Backend>
 concept PageFiles = requires(F f, const RecordKey& key, HostBundlePool<Bundle, Backend>& pool, BundleRefs<Bundle, HostPage> pages, std::shared_ptr<PageSeals> seals) {
   { f.store(key, pool, pages, seals) } -> std::same_as<Event<Host>>;
@@ -40,8 +44,8 @@ constexpr bool require_page_files() {
   return true;
 }
 
-/// The copies between host and files, beside those between device and host. A page that has arrived on the host is stored at once: when the host
-/// gives it up, the file is there.
+/// The copies between host and files, beside those between device and host. A page that has arrived on the host is stored at once, or, where the files have no place for so
+/// many at a time, as soon as they have: when the host gives it up later, the file is there.
 template <class Bundle, class Backend, EvictionPolicy Policy, class Files>
 class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   using Base = TierTraffic<Bundle, Backend, Policy>;
@@ -54,12 +58,13 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
 
   /// Takes note of copies that have finished. Never blocks; the other functions call it.
   void poll() {
-    std::vector<std::int32_t> landed;
-    this->land([&](std::int32_t node) { landed.push_back(node); });
+    this->land([&](std::int32_t node) {
+      if (files_ != nullptr) to_store_.push_back({node, this->cache_.name(node)});
+    });
     if constexpr (has_files) {
       if (files_ == nullptr) return;
       land_files();
-      for (const std::int32_t node : landed) store_file(node);
+      store_files();
     }
   }
 
@@ -79,10 +84,16 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
       : Base(std::move(cache), pools, options, std::move(seals)), files_(files) {}
 
   bool files_under_way() const { return !flights_.empty(); }
+  // What is to be stored included.
+  bool anything_under_way() const { return Base::anything_under_way() || files_under_way() || !to_store_.empty(); }
   bool wait_for_file(Deadline deadline) {
-    if (flights_.empty()) return false;
-    (void)flights_.front().event.wait(deadline);
-    return is_final(flights_.front().event.query());
+    if (!flights_.empty()) {
+      (void)flights_.front().event.wait(deadline);
+      return is_final(flights_.front().event.query());
+    }
+    // Others' stores have the places, and nobody tells of their end.
+    if (!to_store_.empty()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return !to_store_.empty() && Clock::now() < deadline;
   }
 
   // The key of records in a node's namespace, to be asked for with `find`.
@@ -98,10 +109,14 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   void load_file(std::int32_t node, const TierPages& pages) {
     std::vector<int> of_spaces;
     for (const auto& page : pages) of_spaces.push_back(page.space);
-    fly(node, of_spaces, of_spaces, true);
+    (void)fly(node, of_spaces, of_spaces, true);
   }
 
  private:
+  struct ToStore {
+    std::int32_t node;
+    Hash128 name;  // the node may be another page's by then
+  };
   struct FileFlight {
     std::int32_t node;
     std::vector<int> spaces;
@@ -136,27 +151,37 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   // Whether a record is of no use without the space.
   bool needed(int space, bool tail) const { return tail || this->cache_.shape().spaces[space].need == PrefixNeed::every; }
 
+  // Stores what is to be stored, in the order it came to the host, as far as the files have places. Asks again when one of its own stores has ended, or none is
+  // under way.
+  void store_files() {
+    if (full_ && std::any_of(flights_.begin(), flights_.end(), [](const FileFlight& flight) { return !flight.load; })) return;
+    for (full_ = false; !to_store_.empty(); to_store_.pop_front()) {
+      const ToStore next = to_store_.front();
+      full_ = this->cache_.live(next.node) && this->cache_.name(next.node) == next.name && !store_file(next.node);
+      if (full_) return;
+    }
+  }
+
   // All of a node's host pages make one record, once what every prefix needs of them is there; the record is replaced by one that has more. While some are
-  // on their way this waits: to be asked again when they have landed.
-  void store_file(std::int32_t node) {
+  // on their way this waits: to be asked again when they have landed. False if the files have no place for it now.
+  bool store_file(std::int32_t node) {
     std::vector<int> of_spaces;
     std::vector<int> missing;  // in the record that is there
     for (int s = 0; s < spaces; ++s) {
-      if (this->cache_.arriving(node, s, CacheTier::host) || this->cache_.arriving(node, s, CacheTier::file)) return;
+      if (this->cache_.arriving(node, s, CacheTier::host) || this->cache_.arriving(node, s, CacheTier::file)) return true;
       if (this->cache_.has(node, s, CacheTier::host)) {
         of_spaces.push_back(s);
         if (!this->cache_.has(node, s, CacheTier::file)) missing.push_back(s);
       } else if (needed(s, this->cache_.tail_tokens(node) > 0)) {
-        return;
+        return true;
       }
     }
-    if (missing.empty()) return;
-    for (const int s : missing) this->cache_.arrive_file(node, s);
-    fly(node, of_spaces, std::move(missing), false);
+    return missing.empty() || fly(node, of_spaces, std::move(missing), false);
   }
 
-  // `arriving`: the spaces, of those in the record, whose pages the cache awaits.
-  void fly(std::int32_t node, const std::vector<int>& of_spaces, std::vector<int> arriving, bool load) {
+  // `arriving`: the spaces, of those in the record, whose pages the cache awaits, or does once they are being stored. False, and nothing has happened, if a store is
+  // refused for now.
+  bool fly(std::int32_t node, const std::vector<int>& of_spaces, std::vector<int> arriving, bool load) {
     Refs refs;
     for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
     const std::int64_t tail = this->cache_.tail_tokens(node);
@@ -165,7 +190,12 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     const std::int64_t begin = steady_ns();
     auto& host = *this->pools_.host;
     auto event = load ? files_->load(record, host, std::move(refs), this->seals_) : files_->store(record, host, std::move(refs), this->seals_);
+    if (!load && event.query() == EventState::failed && event.status().error().code == ErrorCode::busy) return false;
+    for (const int s : arriving) {
+      if (!load) this->cache_.arrive_file(node, s);
+    }
     flights_.push_back({node, std::move(arriving), load, std::move(event), begin, this->request_});
+    return true;
   }
 
   void land_files() {
@@ -187,7 +217,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
         this->note_page(work, to, flight.node, s, flight.request, ok ? "" : "failed", flight.begin_ns, end);
         this->cache_.arrived(flight.node, s, to, ok);
       }
-      if (ok && !flight.load) store_file(flight.node);  // what has come to the host meanwhile
+      if (!flight.load) full_ = false;
+      if (ok && !flight.load) to_store_.push_back({flight.node, this->cache_.name(flight.node)});  // what has come to the host meanwhile
       if (ok) continue;
       // A system's error may pass; a record that is gone or wrong will not come back, and neither will what the host's pages should have held.
       const ErrorCode code = flight.event.status().error().code;
@@ -201,6 +232,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
 
   Files* files_;
   std::vector<FileFlight> flights_;  // oldest first
+  std::deque<ToStore> to_store_;
+  bool full_ = false;  // the files have had no place for the first of them
 };
 
 }  // namespace detail

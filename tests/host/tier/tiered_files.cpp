@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 
+#include <kvire/tier/block_io_faults.hpp>
 #include <kvire/tier/file_tier.hpp>
 #include <tests/support/tier_case.hpp>
 
@@ -153,4 +155,63 @@ TEST_CASE("tiered cache with files: a tenant's salt keeps its pages apart, and g
   const auto lost = files.stats().last_lost[static_cast<int>(RecordFault::key)];
   CHECK(contains(lost, "model=5:small"));
   CHECK_FALSE(contains(lost, tenant.salt));
+}
+
+TEST_CASE("tiered cache with files: what a full queue refuses is stored once it has room, also where others have filled it") {
+  using Held = FileTier<SmallModel<SmallFp8>, Host, Xxh64, FaultyIo<>>;
+  Folder folder;
+  const auto disk = CopyHold::make();
+  const FaultyIo<> io([disk](IoCall call, const std::string&) { return call == IoCall::write ? IoFault::held(disk) : IoFault::none(); });
+  auto files = Held::make({.folder = folder.path, .budget = Bytes(1 << 22), .workers = 1, .queued_stores = 2, .durable = false, .io = io}, SmallSchedule::layers).value();
+  TierRig<Lru, Held> one(sizes(8, 8), &files), other(sizes(8, 8), &files);
+  const auto to_host = [](auto& rig, int sequence) {
+    REQUIRE(rig.run(text(sequence, 8)).ok());
+    while (rig.cache().counters().tiers[1][0].arrived_pages < 8) {
+      rig.cache().poll();
+      std::this_thread::yield();
+    }
+  };
+  to_host(one, 1);
+  to_host(other, 2);
+  CHECK(files.stats().stores_refused > 0);
+  CHECK_FALSE(other.cache().finish(deadline_in(1ms)));  // none of its own is under way
+  disk->release();
+  CHECK(other.cache().finish(deadline_in(30s)));
+  CHECK(one.cache().finish(deadline_in(30s)));
+  CHECK(folder.records().size() == 16);
+  for (auto* rig : {&one, &other}) {
+    CHECK(rig->cache().counters().tiers[2][0].arrived_pages == 8);
+    CHECK(rig->cache().counters().tiers[2][0].failed_pages == 0);
+    rig->cache().clear();
+    CHECK(rig->used_pages() == 0);
+  }
+}
+
+TEST_CASE("tiered cache with files: a page that waits for its store may go, and another that comes in its place is stored as what it is") {
+  using Held = FileTier<SmallModel<SmallFp8>, Host, Xxh64, FaultyIo<>>;
+  Folder folder;
+  const auto disk = CopyHold::make();
+  const FaultyIo<> io([disk](IoCall call, const std::string&) { return call == IoCall::write ? IoFault::held(disk) : IoFault::none(); });
+  auto files = Held::make({.folder = folder.path, .budget = Bytes(1 << 22), .workers = 1, .queued_stores = 1, .durable = false, .io = io}, SmallSchedule::layers).value();
+  {
+    TierRig<Lru, Held> rig(sizes(8, 8), &files);
+    for (const int sequence : {1, 2}) {
+      REQUIRE(rig.run(text(sequence, 4)).ok());
+      while (rig.cache().counters().tiers[1][0].arrived_pages < 4 * sequence) {
+        rig.cache().poll();
+        std::this_thread::yield();
+      }
+      rig.cache().clear();  // all but what is being stored
+    }
+    disk->release();
+    CHECK(rig.cache().finish(deadline_in(30s)));
+    CHECK(rig.cache().counters().tiers[2][0].failed_pages == 0);
+  }
+  TierRig<Lru, Held> rig(sizes(8, 8), &files);
+  for (const int sequence : {1, 2}) {
+    (void)rig.cache().prefetch(rig.root(), text(sequence, 4));
+    CHECK(rig.cache().finish(deadline_in(30s)));
+    CHECK(rig.run(text(sequence, 4)).ok());
+  }
+  CHECK(rig.wrong_pages() == 0);
 }
