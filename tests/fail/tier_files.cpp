@@ -11,6 +11,7 @@ struct Shelf {
   Event<Host> store(const RecordKey&, const HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>, std::shared_ptr<PageSeals>);
   Event<Host> load(const RecordKey&, HostBundlePool<Bundle, Host>&, BundleRefs<Bundle, HostPage>, std::shared_ptr<PageSeals>);
   std::optional<BundlePages<Bundle>> find(const RecordKey&) const;
+  int layers() const;
 };
 
 using Fp8 = preset::deepseek_v4::Flash<>;

@@ -17,7 +17,7 @@ namespace detail {
 /// The seals of the host pages that make a record, in its order: section by section, slot by slot. Without seals it has nothing to do.
 class RecordSeals {
  public:
-  /// `shape`: with its pages. Error mismatch for seals of another pool.
+  /// `shape`: with its pages. Error invalid_argument for seals of another pool.
   template <class Bundle, class Backend>
   static Result<RecordSeals> make(const HostBundlePool<Bundle, Backend>& pool, const BundleRefs<Bundle, HostPage>& refs, const RecordShape& shape,
                                   std::shared_ptr<PageSeals> table) {
@@ -36,7 +36,7 @@ class RecordSeals {
         }
       });
     }
-    if (foreign) return Error{ErrorCode::mismatch, "the seals are not of pool " + pool.name()};
+    if (foreign) return Error{ErrorCode::invalid_argument, "the seals are not of pool " + pool.name()};
     seals.table_ = std::move(table);
     return seals;
   }

@@ -44,7 +44,8 @@ class FileTier {
   const std::string& name() const { return store_->options().name; }
 
   /// Writes the pages as one record, unless it is there or under way already. The pages must not change until the event is final; those that a transfer has
-  /// failed to write are refused (failed). Other errors: as load. With `seals` of the pool's pages, pages that are not what their seals say are not written; their event fails with mismatch.
+  /// failed to write are refused (failed). Other errors: as load. With `seals` of the pool's pages, pages that are not what their seals say are not written; their event fails with
+  /// mismatch, and no other does. Refused as busy at once, without an event to wait for, where as many are under way as may be.
   Event<Host> store(const RecordKey& key, const Pool& pool, Refs pages, std::shared_ptr<PageSeals> seals = {}) {
     if (Status ok = check_key(key); !ok.ok()) return failed(ok.error());
     auto shape = shape_;
@@ -63,8 +64,8 @@ class FileTier {
   };
 
   /// Fills pages from a record, which the caller may own beside the references given here, and nobody else. Records named together are read together. Errors
-  /// before anything is read, of the record concerned alone: invalid_argument for a key that check_key refuses, or no pages; mismatch for a pool of other
-  /// layers, or a page of another pool; duplicate for a page that is named twice; busy for one that has a third owner.
+  /// before anything is read, of the record concerned alone: invalid_argument for a key that check_key refuses, no pages, a pool of other layers, or pages or
+  /// seals of another pool; duplicate for a page that is named twice; busy for one that has a third owner.
   std::vector<Event<Host>> load(Pool& pool, std::vector<Wanted> wanted) {
     return issue(pool, std::move(wanted), shape_, [](std::vector<std::byte*> pointers, RecordShape shape, detail::RecordSeals seals) {
       return [pointers = std::move(pointers), shape = std::move(shape), seals = std::move(seals)](const std::byte* record, const RecordHeader& header) {
@@ -153,7 +154,7 @@ class FileTier {
   Result<std::vector<Pointer>> gather(SomePool& pool, const Refs& refs, RecordShape& shape) const {
     constexpr bool writes_pages = std::is_same_v<Pointer, std::byte*>;
     if (pool.layers() != layers_) {
-      return Error{ErrorCode::mismatch, name() + ": pool " + pool.name() + " has " + std::to_string(pool.layers()) + " layers, the tier " + std::to_string(layers_)};
+      return Error{ErrorCode::invalid_argument, name() + ": pool " + pool.name() + " has " + std::to_string(pool.layers()) + " layers, the tier " + std::to_string(layers_)};
     }
     Status status;
     bool any = false;
@@ -195,7 +196,7 @@ class FileTier {
     std::vector<std::int32_t> ids;
     for (const auto& ref : refs) {
       const std::int32_t page = ref.id().value;
-      if (ref.ledger() != ledger.identity()) return bad(ErrorCode::mismatch, page, " is of another pool or space; pass pages that this pool allocated for this space");
+      if (ref.ledger() != ledger.identity()) return bad(ErrorCode::invalid_argument, page, " is of another pool or space; pass pages that this pool allocated for this space");
       // The caller's own reference and the one given here.
       const std::int32_t owners = writes_pages ? ledger.owners(ref.id()) : 0;
       if (owners > 2) return bad(ErrorCode::busy, page, " has " + std::to_string(owners) + " owners: a load would change it under the others");

@@ -30,15 +30,17 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   };
 
   /// Without `files` there is no tier below the host, even if the type could have one. Errors: invalid_argument for a bad option, missing pools or streams,
-  /// pools of different layers, and as PrefixCache::make.
+  /// pools or files of different layers, and as PrefixCache::make.
   static Result<TieredCache> make(const Pools& pools, const TieredOptions& options = {}, Files* files = nullptr, const Policy& policy = Policy()) {
-    const auto bad = [&](const char* what) { return Error{ErrorCode::invalid_argument, options.name + ": " + what}; };
+    const auto bad = [&](const std::string& what) { return Error{ErrorCode::invalid_argument, options.name + ": " + what}; };
     if (Status ok = check_options(options); !ok.ok()) return ok.error();
     if (pools.device == nullptr) return bad("no device pool");
     if (pools.host != nullptr && (pools.loads == nullptr || pools.stores == nullptr)) return bad("a host pool, but no streams for loads and stores");
     if (pools.host != nullptr && pools.host->layers() != pools.device->layers()) return bad("device and host pools of different layers");
     if constexpr (Base::has_files) {
       if (files != nullptr && pools.host == nullptr) return bad("a file tier needs a host pool to go through");
+      const auto layers = [](const auto* of) { return std::to_string(of->layers()); };
+      if (files != nullptr && layers(files) != layers(pools.device)) return bad("files of " + layers(files) + " layers, pools of " + layers(pools.device));
     }
     auto shape = prefix_shape<Bundle>(options.window_tokens);
     shape.keep_tokens = options.keep_tokens;
@@ -175,8 +177,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     return 0;
   }
 
-  /// A device page for a running request, evicting another if need be: one that is free at once, or none while pages leave, or drain for running work. Error
-  /// exhausted, with the numbers, if all are in use, or none became free until `room_limit`.
+  /// A device page for a running request, evicting another unless one is on its way. Error exhausted, with the numbers, if none is there or comes until `room_limit`.
   template <class Space>
   Result<PageRef<DevicePage>> allocate() {
     constexpr int space = Bundle::template space_index<Space>();

@@ -22,6 +22,7 @@ concept PageFiles = requires(F f, const RecordKey& key, HostBundlePool<Bundle, B
   { f.store(key, pool, pages, seals) } -> std::same_as<Event<Host>>;
   { f.load(key, pool, pages, seals) } -> std::same_as<Event<Host>>;
   { f.find(key) } -> std::same_as<std::optional<BundlePages<Bundle>>>;
+  { f.layers() } -> std::same_as<int>;
 };
 
 /// No tier below the host.
@@ -222,7 +223,8 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
       if (ok) continue;
       // A system's error may pass; a record that is gone or wrong will not come back, and neither will what the host's pages should have held.
       const ErrorCode code = flight.event.status().error().code;
-      for (int s = 0; s < spaces && !flight.load && code == ErrorCode::mismatch; ++s) this->spoil(flight.node, s);
+      const bool spoiled = !flight.load && code == ErrorCode::mismatch && this->seals_ != nullptr;
+      for (int s = 0; s < spaces && spoiled; ++s) this->spoil(flight.node, s);
       if (!flight.load || (code != ErrorCode::stale && code != ErrorCode::mismatch)) continue;
       for (const int s : flight.spaces) {
         if (this->cache_.has(flight.node, s, CacheTier::file)) this->cache_.drop(flight.node, s, CacheTier::file);

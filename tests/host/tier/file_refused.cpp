@@ -73,15 +73,15 @@ TEST_CASE("file tier: keys that cover no tokens are refused, and never found") {
 TEST_CASE("file tier: pages of another pool or space, named twice, or that others own are refused") {
   Bench b;
   Rows other;
-  CHECK(b.store(other.allocate()) == ErrorCode::mismatch);
-  CHECK(b.load(other.allocate()) == ErrorCode::mismatch);
+  CHECK(b.store(other.allocate()) == ErrorCode::invalid_argument);
+  CHECK(b.load(other.allocate()) == ErrorCode::invalid_argument);
   Rows::Refs empty;
   empty.of<space::Full>().emplace_back();
-  CHECK(b.store(empty) == ErrorCode::mismatch);
+  CHECK(b.store(empty) == ErrorCode::invalid_argument);
   auto swapped = b.host.allocate();
   std::swap(swapped.of<space::Full>(), swapped.of<space::Window>());
-  CHECK(b.store(swapped) == ErrorCode::mismatch);
-  CHECK(b.load(swapped) == ErrorCode::mismatch);
+  CHECK(b.store(swapped) == ErrorCode::invalid_argument);
+  CHECK(b.load(swapped) == ErrorCode::invalid_argument);
   auto twice = b.host.allocate();
   twice.of<space::Full>().push_back(twice.of<space::Full>().front());
   CHECK(b.store(twice) == ErrorCode::duplicate);
@@ -92,8 +92,8 @@ TEST_CASE("file tier: pages of another pool or space, named twice, or that other
   const auto seals = PageSeals::make(b.host.pool).value();
   const auto far = larger.allocate(90, 90);
   for (const auto& refs : {empty, far}) {
-    CHECK(code(b.tier.store(key_of(2), b.host.pool, refs, seals).wait()) == ErrorCode::mismatch);
-    CHECK(code(b.tier.load(key_of(1), b.host.pool, refs, seals).wait()) == ErrorCode::mismatch);
+    CHECK(code(b.tier.store(key_of(2), b.host.pool, refs, seals).wait()) == ErrorCode::invalid_argument);
+    CHECK(code(b.tier.load(key_of(1), b.host.pool, refs, seals).wait()) == ErrorCode::invalid_argument);
   }
 
   auto mine = b.host.allocate();

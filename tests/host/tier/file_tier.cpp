@@ -209,8 +209,8 @@ TEST_CASE("file tier: a record that goes between the look and the load is a miss
   // Pools of another depth are not this tier's.
   auto shallow = Host1::Pool::make({.pages = Host1::counts(2, 2), .layers = 2}).value();
   auto page = shallow.allocate(Host1::counts(1, 1)).value();
-  CHECK(code(tier.load(key_of(0), shallow, page).wait()) == ErrorCode::mismatch);
-  CHECK(code(tier.store(key_of(9), shallow, page).wait()) == ErrorCode::mismatch);
+  CHECK(code(tier.load(key_of(0), shallow, page).wait()) == ErrorCode::invalid_argument);
+  CHECK(code(tier.store(key_of(9), shallow, page).wait()) == ErrorCode::invalid_argument);
 }
 
 TEST_CASE("file tier: another layout in the same folder is another record, and the same name by force is refused with both layouts") {

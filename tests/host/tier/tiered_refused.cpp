@@ -4,9 +4,11 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include <kvire/tier/file_tier.hpp>
 #include <tests/support/tier_case.hpp>
 
 using namespace kvire;
@@ -131,4 +133,49 @@ TEST_CASE("tiered cache: options that mean nothing are refused by name") {
   CHECK(message({.window_tokens = 20, .room_limit = -1ms}).find("tiered cache: room_limit in ms is -1") == 0);
   rig.cache().make_room(-5);
   rig.cache().make_room(std::numeric_limits<std::int64_t>::max());
+}
+
+TEST_CASE("tiered cache: files of another number of layers than the pools are refused, with both numbers") {
+  using Files = FileTier<Model, Host>;
+  TierRig<Lru, Files> rig;
+  Stream<Host> stream = Stream<Host>::make().value();
+  for (const int layers : {SmallSchedule::layers - 1, SmallSchedule::layers}) {
+    Folder folder;
+    auto files = Files::make({.folder = folder.path, .budget = Bytes(1 << 20), .workers = 1, .durable = false}, layers).value();
+    const auto made = TieredCache<Model, Host, Lru, Files>::make({&rig.device(), &rig.host(), &stream, &stream}, {.window_tokens = 20}, &files);
+    REQUIRE(made.ok() == (layers == SmallSchedule::layers));
+    if (made.ok()) continue;
+    CHECK(made.error().code == ErrorCode::invalid_argument);
+    CHECK_MESSAGE(contains(made.error().message, "tiered cache: files of 2 layers, pools of 3"), made.error().message);
+  }
+}
+
+namespace {
+
+/// A tier that has nothing, and stores nothing.
+struct Refusing {
+  int layers() const { return SmallSchedule::layers; }
+  Event<Host> refuse() {
+    auto event = Event<Host>::make();
+    event.complete(Error{ErrorCode::mismatch, "another reason"});
+    ++refused;
+    return event;
+  }
+  Event<Host> store(const RecordKey&, HostBundlePool<Model, Host>&, BundleRefs<Model, HostPage>, std::shared_ptr<PageSeals>) { return refuse(); }
+  Event<Host> load(const RecordKey&, HostBundlePool<Model, Host>&, BundleRefs<Model, HostPage>, std::shared_ptr<PageSeals>) { return refuse(); }
+  std::optional<BundlePages<Model>> find(const RecordKey&) { return {}; }
+  int refused = 0;
+};
+
+}  // namespace
+
+TEST_CASE("tiered cache: without seals no store says that the host's pages are spoiled") {
+  Refusing files;
+  TierRig<Lru, Refusing> rig({.options = {.window_tokens = 20, .write_through = true, .seal = false}}, &files);
+  REQUIRE(rig.run(text(1, 2 * page)).ok());
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  CHECK(files.refused == 2);
+  CHECK(rig.cache().counters().tiers[1][0].spoiled_pages == 0);
+  CHECK(rig.cache().counters().tiers[2][0].failed_pages == 2);
+  CHECK(rig.host_ledger<space::Full>().used_pages() == 2);
 }
