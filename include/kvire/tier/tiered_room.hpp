@@ -29,11 +29,13 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   // A device page; empty if none can go, or none has gone until the deadline.
   PageRef<DevicePage> device_page(int space, Deadline deadline) {
     auto& ledger = ledger_of(*this->pools_.device, space);
-    for (bool more = true;; more = evict(space, this->options_.batch_pages, false) || wait_for_room(space, deadline)) {
+    for (bool more = true;;) {
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
       this->poll();
       if (auto page = ledger.allocate(); page.ok()) return std::move(page).value();
       if (!more) break;
+      const int failures = this->failed_in_a_row_[space];
+      more = evict(space, this->options_.batch_pages, false) || wait_for_room(space, deadline) || failures != this->failed_in_a_row_[space];
     }
     ++this->of(CacheTier::device, space).refused_pages;
     return {};
@@ -48,14 +50,17 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
     const auto& ledger = ledger_of(*this->pools_.device, space);
     return {ErrorCode::exhausted, this->options_.name + ": no page of space " + name + " can be had within " + std::to_string(this->options_.room_limit.count()) + " ms: of " +
                                       std::to_string(ledger.capacity()) + ", " + std::to_string(this->leaving(space)) + " are leaving for the host, " +
-                                      std::to_string(ledger.draining_pages()) + " draining, the others in use"};
+                                      std::to_string(ledger.draining_pages()) + " draining, the others in use" +
+                                      (this->last_store_.ok() ? "" : "; the last copy to the host failed: " + this->last_store_.error().message)};
   }
 
   // Gives up device pages of a space, `count` at most: at once where a slower tier has them or nobody can take them, otherwise when their copy has arrived. What nobody
-  // can take stays while copies that are under way may make room for it. Where one page is wanted now, not several ahead of need, one that has gone is enough;
-  // and while others leave or drain, only what is free at once goes. True if one has gone at once.
+  // can take stays while copies that are under way may make room for it. Where one page is wanted now, not several ahead of need, one that has gone is enough; while
+  // others leave or drain, only what is free at once goes; and once two copies in a row have failed, one page goes without. True if one has gone at once.
   bool evict(int space, std::int64_t count, bool ahead) {
     auto& ledger = ledger_of(*this->pools_.device, space);
+    const int failures = this->failed_in_a_row_[space];
+    const bool copies = ahead || failures < 2;
     const bool leave = !ahead && this->leaving(space) > 0;
     const bool drain = !ahead && ledger.draining_pages() > 0;
     TierPages leaving;
@@ -67,13 +72,14 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
       const bool safe = elsewhere(node, space, CacheTier::device);
       if (leave ? !free || !safe : drain && !free) break;
       const std::size_t first = leaving.size();
-      if (!this->cache_.has(node, space, CacheTier::host) && host_pages(node, space, leaving)) {
+      if (copies && !this->cache_.has(node, space, CacheTier::host) && host_pages(node, space, leaving)) {
         for (std::size_t i = first; i < leaving.size(); ++i) this->cache_.leave(node, leaving[i].space);
-      } else if (!safe && (!leaving.empty() || this->storing(space) || this->files_under_way())) {
+      } else if (!safe && (!leaving.empty() || this->storing(space) > 0 || (copies && this->files_under_way()))) {
         break;
       } else {
         give_up(node, space, CacheTier::device);
         gone = true;
+        if (!copies) this->failed_in_a_row_[space] = 1;  // the next one may be copied again
       }
     }
     const TierPages asked = leaving;
@@ -83,6 +89,7 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
       if (!this->cache_.has(node, s, CacheTier::device) || ledger_of(*this->pools_.device, s).readable(this->cache_.device(node, s).id()).ok()) continue;
       give_up(node, s, CacheTier::device);
       gone = true;
+      this->failed_in_a_row_[space] = failures;  // it was not for the copy
     }
     return gone;
   }

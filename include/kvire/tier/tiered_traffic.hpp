@@ -126,11 +126,11 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
       flights_.erase(flights_.begin() + static_cast<std::ptrdiff_t>(i));
       const bool ok = state == EventState::complete;
       note_end(flight, ok);
+      if (flight.to == CacheTier::host) note_store(flight.pages, flight.ticket.event().status());
       for (const auto& [node, space] : flight.pages) {
         count_arrival(flight.to, space, ok);
         if (node < 0) continue;
-        const bool leaving = cache_.state(node, space) == PageState::draining;
-        if (leaving && ok) {
+        if (ok && cache_.state(node, space) == PageState::draining) {
           ++of(CacheTier::device, space).evicted_pages;
           note_page(CacheWork::evict, CacheTier::device, node, space, flight.request);
         }
@@ -205,24 +205,16 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
     }
     return false;
   }
-  // Device pages of a space that are to go when their copies have arrived.
-  std::int64_t leaving(int space) const {
+  // Pages of a space that are being copied to the host; `going`: only those that are to leave the device when their copies have arrived.
+  std::int64_t storing(int space, bool going = false) const {
     std::int64_t n = 0;
     for (const Flight& flight : flights_) {
       if (flight.to != CacheTier::host) continue;
-      for (const auto& page : flight.pages) n += page.space == space && cache_.state(page.node, space) == PageState::draining ? 1 : 0;
+      for (const auto& page : flight.pages) n += page.space == space && (!going || cache_.state(page.node, space) == PageState::draining) ? 1 : 0;
     }
     return n;
   }
-  // Whether pages of a space are being copied to the host, to leave or to stay.
-  bool storing(int space) const {
-    for (const Flight& flight : flights_) {
-      for (const auto& page : flight.pages) {
-        if (flight.to == CacheTier::host && page.space == space) return true;
-      }
-    }
-    return false;
-  }
+  std::int64_t leaving(int space) const { return storing(space, true); }
   bool anything_under_way() const { return !flights_.empty(); }
 
   // Adds the loads under way that bring a page for which `uses(node)`.
@@ -244,8 +236,17 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
   TieredOptions options_;
   std::shared_ptr<PageSeals> seals_;
   std::int64_t page_bytes_[spaces] = {};
+  int failed_in_a_row_[spaces] = {};  // copies to the host of pages that were to leave
+  Status last_store_;                 // how the copy to the host ended that did so last
 
  private:
+  // How a copy to the host has ended, before the cache is told.
+  void note_store(const TierPages& pages, const Status& status) {
+    last_store_ = status;
+    int left[spaces] = {};
+    for (const auto& [node, space] : pages) left[space] |= cache_.state(node, space) == PageState::draining ? 1 : 0;
+    for (int s = 0; s < spaces; ++s) failed_in_a_row_[s] = status.ok() && left[s] > 0 ? 0 : failed_in_a_row_[s] + left[s];
+  }
   void note_end(const Flight& flight, bool ok) {
     const CacheWork work = flight.to == CacheTier::device ? CacheWork::load : CacheWork::store;
     const std::int64_t end = steady_ns();
@@ -279,6 +280,7 @@ class TierTraffic : public TierNotes<Bundle::space_count> {
       flights_.push_back({.to = to, .pages = std::move(pages), .ticket = std::move(ticket).value(), .begin_ns = steady_ns(), .request = this->request_});
       return {};
     }
+    if (to == CacheTier::host) note_store(pages, ticket.error());
     for (const auto& [node, space] : pages) {
       count_arrival(to, space, false);
       if (node >= 0) cache_.arrived(node, space, to, false);

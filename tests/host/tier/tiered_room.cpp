@@ -202,3 +202,39 @@ TEST_CASE("tiered cache, room: what the host cannot take is not lost while its p
   CHECK(on(rig, CacheTier::device).lost_pages == 0);
   CHECK(on(rig, CacheTier::host).lost_pages == 0);
 }
+
+TEST_CASE("tiered cache, room: copies that always fail are tried twice, later once, and then one page goes without") {
+  Rig rig(sizes(4, 8, 30'000ms));
+  REQUIRE(rig.run(text(1, 4)).ok());
+  rig.store_faults().set([](const CopyInfo&) { return Fault::fail("no link"); });
+  const auto one = rig.cache().allocate<space::Full>();
+  CHECK(one.ok());
+  CHECK(on(rig, CacheTier::device).lost_pages == 1);
+  CHECK(on(rig, CacheTier::host).failed_pages == 2 * 4);
+  CHECK(rig.cache().allocate<space::Full>().ok());
+  CHECK(on(rig, CacheTier::device).lost_pages == 2);
+  CHECK(on(rig, CacheTier::host).failed_pages == 2 * 4 + 3);
+  CHECK(rig.cache().acquire(rig.root(), text(1, 2)).tokens == 2 * page);
+}
+
+TEST_CASE("tiered cache, room: a copy that fails once is made again, and nothing is lost") {
+  Rig rig(sizes(4, 8, 30'000ms));
+  REQUIRE(rig.run(text(1, 4)).ok());
+  rig.store_faults().set([](const CopyInfo& info) { return info.index == 0 ? Fault::fail("no link") : Fault::none(); });
+  CHECK(rig.cache().allocate<space::Full>().ok());
+  CHECK(on(rig, CacheTier::device).lost_pages == 0);
+  CHECK(on(rig, CacheTier::host).failed_pages == 4);
+  CHECK(rig.cache().acquire(rig.root(), text(1, 4)).tokens == 4 * page);
+}
+
+TEST_CASE("tiered cache, room: who gets no page learns of the copies that failed") {
+  Rig rig(sizes(4, 8, 30'000ms, true));
+  rig.store_faults().set([](const CopyInfo&) { return Fault::fail("no link"); });
+  const auto held = rig.run(text(1, 4)).value();
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  const auto none = rig.cache().allocate<space::Full>();
+  REQUIRE_FALSE(none.ok());
+  CHECK(none.error().code == ErrorCode::exhausted);
+  CHECK_MESSAGE(contains(none.error().message, "of 4, 0 are leaving for the host, 0 draining, the others in use"), none.error().message);
+  CHECK_MESSAGE(contains(none.error().message, "no link"), none.error().message);
+}
