@@ -195,9 +195,13 @@ class PageLedger {
   /// invalid_argument, duplicate as for ids in `release`; invalid_argument for an empty event; busy, for PageUse::store and InFlight::alone, if a page has further owners. An
   /// owner that joins later finds the hold.
   Result<Hold> hold(std::span<const PageId> pages, InFlight<Backend> work) { return hold(sorted(pages), std::move(work)); }
-  /// The same by ids, which must ascend.
+  /// The same by ids, which ascend. Error invalid_argument if they do not.
   Result<Hold> hold(std::vector<std::int32_t> ids, InFlight<Backend> work) {
-    if (!work.event.valid()) return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold with an empty event would never end"};
+    const auto refused = [this](const std::string& why) { return Error{ErrorCode::invalid_argument, "pool " + name() + ": a hold " + why}; };
+    if (!work.event.valid()) return refused("with an empty event would never end");
+    for (std::size_t i = 1; i < ids.size(); ++i) {
+      if (ids[i] < ids[i - 1]) return refused("of ids that do not ascend would not be found: " + std::to_string(ids[i]) + " is behind " + std::to_string(ids[i - 1]));
+    }
     auto flight = state_->begin(std::move(ids), std::move(work));
     if (!flight.ok()) return flight.error();
     return Hold(state_, flight.value());

@@ -557,6 +557,22 @@ TEST_CASE("ledger: pools die while their transfers run, on several threads") {
   CHECK(alive == 0);
 }
 
+TEST_CASE("ledger: a hold by ids that do not ascend is refused: nobody would find it") {
+  auto ledger = make(6);
+  const auto refs = ledger.allocate(4).value();
+  const auto event = Event<Host>::make();
+  const auto hold = [&](std::vector<std::int32_t> ids) { return ledger.hold(std::move(ids), InFlight<Host>{PageUse::load, event}); };
+  const auto refused = hold({1, 3, 2});
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::invalid_argument);
+  CHECK(refused.error().message.find("2 is behind 3") != std::string::npos);
+  for (const auto& ref : refs) CHECK(ledger.holds(ref.id()) == 0);
+  const auto held = hold({1, 1, 3}).value();
+  CHECK(ledger.in_flight(DevicePage(1)).size() == 1);
+  CHECK(ledger.in_flight(DevicePage(3)).size() == 1);
+  CHECK(event.complete());
+}
+
 TEST_CASE("ledger: a hold with an empty event is refused: its page would drain for ever") {
   auto ledger = make(4);
   auto ref = ledger.allocate().value();
