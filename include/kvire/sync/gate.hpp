@@ -34,7 +34,8 @@ class Dependency {
 struct GateOptions {
   std::string name = "gate";
   std::chrono::milliseconds issue_limit{10'000};  ///< how long `begin` waits for transfers to be issued unless told otherwise
-  std::chrono::milliseconds load_limit{30'000};   ///< how long kernels wait, on the stream, for a load before the step fails
+  /// How long kernels wait, on the stream, for a load or for other kernels before the step fails. On the host: a CUDA stream waits without an end.
+  std::chrono::milliseconds load_limit{30'000};
 };
 
 /// Where steps begin. The host blocks only here, until every transfer that the step names has been issued: a wait on what was never issued

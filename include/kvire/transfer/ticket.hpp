@@ -38,7 +38,8 @@ struct TransferOptions {
   bool digest = false;                        ///< checksum source and destination of every layer; a difference fails the transfer there
   std::shared_ptr<PageSeals> seals = {};      ///< of the host's pages: noted by a transfer to the host, compared by one from it, whose layer fails where they differ
   std::shared_ptr<TransferStats> stats = {};  ///< also counted here
-  std::chrono::milliseconds wait_limit{30'000};  ///< how long the stream waits for earlier work before the transfer fails
+  /// How long the stream waits for earlier work before the transfer fails. On the host: a CUDA stream waits without an end.
+  std::chrono::milliseconds wait_limit{30'000};
   EngineOptions<Backend> engine = {};
 };
 
