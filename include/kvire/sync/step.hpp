@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <kvire/pool/bundle_pool.hpp>
+#include <kvire/pool/unique.hpp>
 #include <kvire/sync/lease.hpp>
 #include <kvire/sync/progress.hpp>
 #include <kvire/sync/require.hpp>
@@ -180,15 +181,15 @@ class Step {
   template <class P, class B, class Side>
   Status claim(const PagePool<P, B, Side>& pool, EntrySlot slot, std::span<const typename Side::page_id> pages, PageUse use, LeaseState& lease) const {
     auto ledger = pool.ledger();
-    std::vector<std::int32_t>& ids = lease.pages;
-    ids.reserve(pages.size());
-    for (const auto page : pages) ids.push_back(page.value);
-    detail::sort(ids);
+    std::vector<std::int32_t> named;
+    named.reserve(pages.size());
+    for (const auto page : pages) named.push_back(page.value);
+    const std::vector<std::int32_t>& ids = lease.pages = detail::unique_ids(named, ledger.pages()).ids;
     const Event<Backend> own = lease.begin();
     lease.work = std::make_shared<WorkStream>(lease.stream);
     InFlight<Backend> work{use, own, lease.work};
     work.extent = std::make_shared<PageExtent>(lease.memory.get(), slot.value);
-    auto hold = ledger.hold(pages, std::move(work));
+    auto hold = ledger.hold(ids, std::move(work));
     if (!hold.ok()) return hold.error();
     lease.hold = std::make_shared<PageHold<typename Side::page_id, B>>(std::move(hold).value());
     for (const auto& [page, flight] : ledger.in_flight(ids)) {

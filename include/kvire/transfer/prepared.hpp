@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <kvire/pool/ledger.hpp>
+#include <kvire/pool/unique.hpp>
 #include <kvire/transfer/host_engine.hpp>
 #include <kvire/transfer/plan.hpp>
-#include <kvire/transfer/unique.hpp>
 
 KVIRE_NAMESPACE_BEGIN
 

@@ -18,7 +18,7 @@ struct UniqueIds {
   Int twice = -1;
 };
 
-/// For ids that are mostly in [0, bound): by a bitmap where that is cheaper than sorting, which is what a plan's check would spend its time on.
+/// For ids that are mostly in [0, bound): by a bitmap where that is cheaper than sorting, which is what checks of plans and leases would spend their time on.
 template <class Int>
 UniqueIds<Int> unique_ids(const std::vector<Int>& list, std::int64_t bound) {
   UniqueIds<Int> out;
