@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -189,7 +188,10 @@ class HotSet {
 
     void forget(std::size_t row) {
       rows[row] = false;
-      if (std::find(rows.begin(), rows.end(), true) == rows.end()) tokens = 0;
+      for (const bool left : rows) {
+        if (left) return;
+      }
+      tokens = 0;
     }
   };
 
