@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <kvire/memory/counting.hpp>
+#include <kvire/memory/cuda/mr.hpp>
 #include <kvire/memory/guarded.hpp>
 #include <kvire/memory/host.hpp>
 #include <kvire/memory/huge_page.hpp>
@@ -111,6 +112,16 @@ TEST_CASE("memory: what the system keeps of files is available, to the machine, 
   CHECK(detail::available_on_node(1, root.string()) == 1230 * 1024);
   CHECK(detail::available_on_node(0, root.string()) == -1);
   std::filesystem::remove_all(root);
+}
+
+TEST_CASE("memory: a resource of cuda::mr is asked for no bytes at all, as containers do") {
+  ToMr<Counting<HostMemory>> memory;
+  void* const none = memory.allocate(0);
+  void* const more = memory.allocate_sync(0, 64);
+  CHECK(none != nullptr);
+  CHECK(none != more);
+  memory.deallocate(none, 0);
+  memory.deallocate_sync(more, 0, 64);
 }
 
 TEST_CASE("memory: counting keeps live bytes, high water and failures, and holds a limit") {

@@ -107,13 +107,13 @@ class ToMr : public detail::MrProperty<ToMr<R, Properties...>, Properties>... {
   explicit ToMr(R resource = R(), Refused refused = &abort_with) : shared_(std::make_shared<R>(std::move(resource))), refused_(refused) {}
 
   void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
-    auto memory = shared_->allocate(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(alignment));
+    auto memory = shared_->allocate(at_least_one(bytes), static_cast<std::int64_t>(alignment));
     if (memory.ok()) return memory.value();
     refused_(memory.error());
     std::abort();
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    shared_->deallocate(static_cast<std::byte*>(p), static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(alignment));
+    shared_->deallocate(static_cast<std::byte*>(p), at_least_one(bytes), static_cast<std::int64_t>(alignment));
   }
   // The names of later versions.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) { return allocate(bytes, alignment); }
@@ -123,6 +123,8 @@ class ToMr : public detail::MrProperty<ToMr<R, Properties...>, Properties>... {
 
  private:
   static constexpr std::size_t default_alignment = alignof(std::max_align_t);
+  // Containers ask for no bytes, which kvire's resources refuse.
+  static std::int64_t at_least_one(std::size_t bytes) { return bytes == 0 ? 1 : static_cast<std::int64_t>(bytes); }
   static void abort_with(const Error& error) { std::fprintf(stderr, "kvire: %s\n", error.message.c_str()); }
 
   std::shared_ptr<R> shared_;
