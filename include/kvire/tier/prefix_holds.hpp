@@ -36,6 +36,10 @@ class PrefixHolds : public PrefixPlaces<Spaces, Policy> {
   void await_device(std::int32_t tail) {
     for (int s = 0; s < Spaces; ++s) this->change(tail, s, [](Place& p) { p.copy[0] = Copy::arriving; });
   }
+  /// Another device page, from a request's hands, for a whole one that is not being copied, which goes: for who holds the prefix as well.
+  void replace(std::int32_t node, int space, PageRef<DevicePage>& page) {
+    this->change(node, space, [&](Place& p) { p.device = std::move(page); });
+  }
   /// Pages of a space that running requests hold.
   std::int64_t held_pages(int space) const { return held_[static_cast<std::size_t>(space)]; }
 

@@ -108,18 +108,18 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   }
 
   /// Adds complete pages behind a held prefix, which then ends behind them: `pages[i]` has the device pages of the i-th page of `tokens`. Where
-  /// another request was faster, references stay in `pages` (see PrefixCache::extend), and the prefix goes on with the cache's page. Kernels that
-  /// write the pages must be queued already; written through, the copies to the host follow them (a copy that cannot be made counts as failed: the page
+  /// another request was faster, references stay in `pages` (see PrefixCache::extend), and the prefix goes on with the cache's page, unless work has failed to
+  /// write that: then it gives way, also to who holds it. Kernels that write the pages must be queued already; written through, the copies to the host follow them (a copy that cannot be made counts as failed: the page
   /// stays on the device). Errors, which change nothing: as PrefixCache::extend, of all pages.
   Status publish(Held& held, std::span<const TokenId> tokens, std::span<Pages> pages) {
     detail::TierPages through;
-    Status status = this->cache_.extend(held.prefix, tokens, pages, [&](typename Cache::Published how) {
-      const bool known = how == Cache::Published::known;
+    Status status = this->cache_.extend(held.prefix, tokens, pages, [&, given = pages.begin()](typename Cache::Published how) mutable {
+      const bool known = !this->replace_unwritten(held.prefix.node(), *given++) && how == Cache::Published::known;
       ++(known ? this->counters_.shared_pages : this->counters_.published_pages);
       if (!known) this->note_page(CacheWork::publish, CacheTier::device, held.prefix.node(), -1, this->request_);
       // The prefix goes on with the cache's page, which may be on its way here for somebody else.
       if (how != Cache::Published::added) this->depend(held.loads, [&](std::int32_t node) { return node == held.prefix.node(); });
-      if (this->options_.write_through) this->to_host(held.prefix.node(), through);
+      if (this->options_.write_through) (void)this->to_host(held.prefix.node(), through);
     });
     if (!status.ok()) return Error{status.error().code, this->options_.name + ": " + status.error().message};
     held.tokens = held.prefix.pages() * this->cache_.shape().page_tokens;
@@ -134,6 +134,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
   Status park(const Held& held, std::span<const TokenId> tokens, Pages& pages) {
     this->poll();
     if (Status good = check(held); !good.ok()) return good;
+    if (this->cache_.is_mine(held.prefix)) (void)this->give_up_unwritten(this->cache_.known(held.prefix.node(), tokens));
     const DevicePage first = pages[0].id();
     auto how = this->cache_.park(held.prefix, tokens, pages);
     if (!how.ok()) return Error{how.error().code, this->options_.name + ": " + how.error().message};
@@ -141,9 +142,7 @@ class TieredCache : public detail::TierRoom<Bundle, Backend, Policy, Files> {
     const bool known = published == Cache::Published::known;
     ++(known ? this->counters_.shared_tails : this->counters_.parked_tails);
     if (!known) this->hand_over(tail, first);
-    detail::TierPages through;
-    if (this->options_.write_through) this->to_host(tail, through);
-    (void)this->store(std::move(through));
+    if (detail::TierPages through; this->options_.write_through) (void)this->store(this->to_host(tail, through));
     return {};
   }
 

@@ -137,11 +137,25 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
     return gone;
   }
 
-  // Asks for host copies of a node's device pages.
-  void to_host(std::int32_t node, TierPages& pages) {
+  // Puts what a request has computed into the place of such pages, whoever holds them. True if one was.
+  bool replace_unwritten(std::int32_t node, typename Base::Cache::Pages& pages) {
+    bool replaced = false;
+    for (int s = 0; s < spaces; ++s) {
+      auto& page = pages[static_cast<std::size_t>(s)];
+      if (!page || this->cache_.in_flight(node, s) || !unwritten(node, s)) continue;
+      if (this->cache_.has_page(s, page.id()) || !ledger_of(*this->pools_.device, s).readable(page.id()).ok()) continue;
+      this->cache_.replace(node, s, page);
+      replaced = true;
+    }
+    return replaced;
+  }
+
+  // Asks for host copies of a node's device pages. Returns `pages` with them.
+  TierPages&& to_host(std::int32_t node, TierPages& pages) {
     for (int s = 0; s < spaces; ++s) {
       if (this->cache_.has(node, s, CacheTier::device) && !this->cache_.host(node, s)) (void)host_pages(node, s, pages);
     }
+    return std::move(pages);
   }
 
   // Starts reading what only a file has of a node; false if there is no room for it.

@@ -372,6 +372,59 @@ TEST_CASE("tiered cache: a page that work has failed to write stays with who hol
   CHECK(missed_unwritten(rig) == 1);
 }
 
+TEST_CASE("tiered cache: who computes a page anew puts it in the place of one that was never written, also where somebody holds that") {
+  Rig rig(sizes(8, 8, true));
+  auto one = with_unwritten_page<space::Full>(rig);
+  auto two = rig.cache().acquire(rig.root(), text(1, 2));
+  REQUIRE(two.tokens == page);
+  const auto tokens = text(1, 2);
+  const auto publish = [&](Rig::Cache::Pages& pages) { return rig.cache().publish(two, std::span(tokens).subspan(page), std::span(&pages, 1)).ok(); };
+  const auto at = [&](int space) { return rig.cache().cache().device(one.prefix.node(), space).id(); };
+  const auto bad = at(full), of_window = at(window);
+  SUBCASE("a page that is good") {
+    Rig::Cache::Pages pages;
+    pages[full] = rig.cache().allocate<space::Full>().value();
+    pages[window] = rig.cache().allocate<space::Window>().value();
+    const auto good = pages[full].id();
+    CHECK(publish(pages));
+    CHECK(two.prefix.node() == one.prefix.node());
+    CHECK_FALSE(pages[full]);
+    CHECK(pages[window]);  // the one that is there is as good
+    CHECK(at(full) == good);
+    CHECK(at(window) == of_window);
+    CHECK(rig.device_ledger<space::Full>().readable(at(full)).ok());
+    CHECK(rig.device_ledger<space::Full>().owners(bad) == 0);
+    CHECK(rig.cache().counters().published_pages == 3);
+    CHECK(rig.cache().finish(deadline_in(30s)));
+    CHECK(rig.cache().cache().has(one.prefix.node(), full, CacheTier::host));
+    CHECK(rig.cache().acquire(rig.root(), tokens).tokens == 2 * page);
+  }
+  SUBCASE("another that is not written either") {
+    auto pages = unwritten_pages<space::Full>(rig);
+    CHECK(publish(pages));
+    CHECK(pages[full]);
+    CHECK(at(full) == bad);
+    CHECK(rig.cache().counters().shared_pages == 1);
+  }
+  one = {};
+  two = {};
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  rig.cache().clear();
+  CHECK(rig.used_pages() == 0);
+}
+
+TEST_CASE("tiered cache: a tail that is parked anew takes the place of one that was never written") {
+  Rig rig(sizes(8, 0));
+  auto held = rig.run(text(1, 1)).value();
+  const auto tail = Rig::text(1, page + 5);
+  auto pages = unwritten_pages<space::Full>(rig);
+  CHECK(rig.cache().park(held, std::span(tail).subspan(page), pages).ok());
+  CHECK(rig.park(held, std::span(tail).subspan(page)).ok());
+  CHECK(rig.cache().counters().parked_tails == 2);
+  CHECK(rig.resume(held, std::span(tail).subspan(page)).value() == 5);
+  CHECK(rig.wrong_pages() == 0);
+}
+
 TEST_CASE("tiered cache: a tail that work has failed to write is not resumed") {
   Rig rig(sizes(8, 0));
   auto held = rig.run(text(1, 1)).value();
