@@ -81,7 +81,7 @@ struct HeldRow : HeldScores<Quads> {
     u32 n[each] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int j = 1; j < each; ++j) n[j] += n[j - 1];
-    const u32 up = scan_lanes(n[each - 1], lane) - n[each - 1];
+    const u32 up = scan_lanes(n[each - 1]) - n[each - 1];
 #pragma unroll
     for (int j = 0; j < each; ++j) n[j] = min(n[j] + up, 4095U);
     ptx::peer_store_async(ptx::peer_address(&s.through[turn][rank][lane * each], u32(warp)), ptx::Words4{n[0] | n[1] << 16, n[2] | n[3] << 16, n[4] | n[5] << 16, n[6] | n[7] << 16},
@@ -231,7 +231,7 @@ struct HeldRow : HeldScores<Quads> {
       u32 own = 0;
 #pragma unroll
       for (int q = j * 4; q < Quads && q < j * 4 + 4; ++q) own += u32(__popc(chosen >> (q * 4) & 15U)) << (q % 4 * 8);
-      const u32 up = scan_lanes(own, lane);
+      const u32 up = scan_lanes(own);
       lanes_before |= u64(up - own) << (j * 32);
       all_lanes |= u64(__shfl_sync(~0U, up, 31)) << (j * 32);
     }

@@ -162,7 +162,7 @@ class KeptScores {
     }
     // Where those of a round and warp begin: equal ones in the upper half.
     const u32 mine = lane < rounds * 4 ? s_.warps[lane] : 0;
-    const u32 before = topk::scan_lanes(mine, lane) - mine;
+    const u32 before = topk::scan_lanes(mine) - mine;
     const u32 quota = floor.tied ? k - floor.above : 0;
     const float least = topk::float_of_key(floor.key);
 #pragma unroll 1
@@ -170,7 +170,7 @@ class KeptScores {
       const float4 v = load(r);
       const float x[4] = {v.x, v.y, v.z, v.w};
       const u32 n4 = taken(x[0], least, floor) + taken(x[1], least, floor) + taken(x[2], least, floor) + taken(x[3], least, floor);
-      u32 at = __shfl_sync(~0U, before, r * 4 + warp) + topk::scan_lanes(n4, lane) - n4;
+      u32 at = __shfl_sync(~0U, before, r * 4 + warp) + topk::scan_lanes(n4) - n4;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const u32 one = taken(x[c], least, floor);

@@ -28,6 +28,12 @@ __device__ inline float larger(float a, float b) {
   asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
+/// The smaller of two scores, or the one that is not NaN.
+__device__ inline float smaller(float a, float b) {
+  float c;
+  asm("min.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
 /// Whether a score, not NaN, is `least` or more. Both whatever the build does to subnormals.
 __device__ inline bool reaches(float x, float least) {
   u32 yes;
@@ -35,12 +41,11 @@ __device__ inline bool reaches(float x, float least) {
   return yes != 0;
 }
 
-template <int Lanes = 32>
-__device__ inline u32 scan_lanes(u32 x, int lane) {
+/// The sum of x in the lanes up to this one; for a whole warp.
+__device__ inline u32 scan_lanes(u32 x) {
 #pragma unroll
-  for (int d = 1; d < Lanes; d *= 2) {
-    const u32 other = __shfl_up_sync(~0U, x, d);
-    if (lane >= d) x += other;
+  for (int d = 1; d < 32; d *= 2) {
+    asm volatile("{\n.reg .pred p;\n.reg .u32 y;\nshfl.sync.up.b32 y|p, %0, %1, 0, -1;\n@p add.u32 %0, %0, y;\n}" : "+r"(x) : "r"(d));
   }
   return x;
 }
@@ -74,7 +79,7 @@ __device__ inline FoundBin find_bin(const u32* counts, u32 need, FindMemory& mem
     n[j] = counts[thread * each + j];
     sum += n[j];
   }
-  u32 through = scan_lanes(sum, lane);
+  u32 through = scan_lanes(sum);
   if (lane == 31) memory.sums[warp] = through;
   meet();
   through += __reduce_add_sync(~0U, lane < warp ? memory.sums[lane] : 0);

@@ -105,7 +105,7 @@ struct ListedRow : Row<Paged> {
       bits[j] = reinterpret_cast<const uint2*>(s.selected)[tid * pairs + j];
       sum += u32(__popc(bits[j].x) + __popc(bits[j].y));
     }
-    u32 up = scan_lanes(sum, lane);
+    u32 up = scan_lanes(sum);
     if (lane == 31) s.scan[warp] = up;
     __syncthreads();
     const u32 x = lane < warps ? s.scan[lane] : 0;

@@ -8,7 +8,7 @@
 /// The tuned top-k kernel: the same selection as body::top_k, bit for bit, from one launch without workspace.
 ///
 /// Short rows (up to 8192 scores): one block keeps the row in registers. Bins of equal width, from somewhat above the largest score of a sample down, say
-/// which scores are above the k-th best and which few share its bin; one warp ranks those, and a scan writes what is selected in position order.
+/// which scores are above the k-th best and which few share its bin; every warp ranks those, and lists what it has of the selected behind the warps before it.
 ///
 /// Longer rows: the blocks of a thread-block cluster (one block where there are none) first read the same sample of the whole row and so
 /// agree, without talking, on a threshold that somewhat more than k scores should pass. Each block then reads its part of the row once and
@@ -27,7 +27,7 @@ namespace detail::topk {
 template <int Threads, int Items, bool Clustered, bool Paged>
 struct TopK : StreamedRow<Threads, Items, Clustered, Paged> {
   using Base = StreamedRow<Threads, Items, Clustered, Paged>;
-  using Base::blocks, Base::chunk, Base::hist, Base::lane, Base::nans, Base::p, Base::rank, Base::row, Base::row_in_stream, Base::scores, Base::tid, Base::visible, Base::warp;
+  using Base::blocks, Base::chunk, Base::hist, Base::lane, Base::nans, Base::p, Base::rank, Base::row, Base::row_in_stream, Base::scores, Base::visible;
 
   __device__ void run() {
     blocks = Clustered ? u32(p.blocks) : 1;
@@ -35,9 +35,9 @@ struct TopK : StreamedRow<Threads, Items, Clustered, Paged> {
     scores = p.args.scores + std::int64_t(row) * p.args.stride;
     const int length = visible();
     if (length <= chunk) {
-      using Short = ShortRow<Threads, Items, Paged>;
-      static_assert(require_tuning<Short, (sizeof(typename Short::Memory) <= Base::shared_bytes)>());
-      if (rank == 0) Short{{{p, row}, *reinterpret_cast<typename Short::Memory*>(hist), tid, lane, warp}}.run();
+      using Memory = ShortMemory<Threads, Items>;
+      static_assert(require_tuning<Memory, (sizeof(Memory) <= Base::shared_bytes)>());
+      if (rank == 0) select_short<Threads, Items, Paged>(p, row, *reinterpret_cast<Memory*>(hist));
       return;
     }
     row_in_stream(length);
@@ -71,12 +71,11 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
 
 inline constexpr int short_threads = 512;  // more issue every instruction of a scan more often, fewer wait for each
 template <int Items, bool Paged>
-__global__ __launch_bounds__(short_threads, 1) void short_top_k_kernel(const __grid_constant__ Params p) {
+__global__ __launch_bounds__(short_threads, Items <= 8 ? 2 : 1) void short_top_k_kernel(const __grid_constant__ Params p) {
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
   __shared__ ShortMemory<short_threads, Items> memory;
-  ShortRow<short_threads, Items, Paged> block{{{p, blockIdx.x}, memory, int(threadIdx.x), int(threadIdx.x & 31U), int(threadIdx.x >> 5)}};
-  block.run();
+  select_short<short_threads, Items, Paged>(p, blockIdx.x, memory);
 }
 
 #endif  // KVIRE_CUDA_COMPILER

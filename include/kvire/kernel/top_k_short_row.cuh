@@ -14,40 +14,43 @@ namespace detail::topk {
 template <int Threads, int Items, bool Paged>
 struct ShortRow : ShortCut<Threads, Items, Paged> {
   using Base = ShortCut<Threads, Items, Paged>;
-  using Base::bins, Base::by_counting, Base::clear, Base::count, Base::entry_at, Base::find, Base::get, Base::lane, Base::listed_as, Base::narrow, Base::none, Base::out, Base::p;
-  using Base::part, Base::place, Base::quads, Base::rank, Base::row, Base::s, Base::tid, Base::warp, Base::warps;
+  using Choice = typename Base::Choice;
+  using Base::bins, Base::count, Base::get, Base::lane, Base::listed_as, Base::no_bin, Base::none, Base::p, Base::part, Base::place, Base::quads, Base::row, Base::s;
+  using Base::tid, Base::warp, Base::warps;
 
-  // The same number, of which the assembler does not know that, so that it keeps it instead of computing it again in each branch.
-  __device__ u32 kept(u32 x) const { return __shfl_sync(~0U, x, lane); }
+  // The same, of which the assembler does not know that, so that it keeps it instead of computing it again, behind a wait or in each branch.
+  template <class T>
+  __device__ T* kept(T* x) const { return reinterpret_cast<T*>(__shfl_sync(~0U, reinterpret_cast<u64>(x), lane)); }
 
   // --- loads; NaN for what is not there ---
-  __device__ static float4 load_whole(const float* from, int left) {
+  __device__ static float4 load_whole(const float* from, bool whole) {
     float4 v;
     asm volatile(
-        "{\n.reg .pred p;\nsetp.gt.s32 p, %5, 3;\n"
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
         "mov.b32 %0, 0x7FFFFFFF;\nmov.b32 %1, 0x7FFFFFFF;\nmov.b32 %2, 0x7FFFFFFF;\nmov.b32 %3, 0x7FFFFFFF;\n"
         "@p ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
         : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-        : "l"(from), "r"(left));
+        : "l"(from), "r"(int(whole)));
     return v;
   }
   __device__ static float4 load_some(const float* from, int left) {
     return {left > 0 ? from[0] : none(), left > 1 ? from[1] : none(), left > 2 ? from[2] : none(), left > 3 ? from[3] : none()};
   }
-  __device__ void load(float4 (&v)[quads], float4& sample, const float* scores, int length) const {
-    const bool whole = p.vector_loads;
-    const float* from = scores + place(0);
+  // A thread's quads, from `from` on, and the sample: eight runs of 16 scores. First what is asked for by all lanes of a warp; where that is not everything
+  // (false), the rest, when all else that can be done before has been done.
+  __device__ bool load(float4 (&v)[quads], float4& sample, const float* from, int length) const {
+    const bool whole = p.vector_loads && length >= max((warp + 1) * part, 128);
 #pragma unroll
-    for (int q = 0; q < quads; ++q) v[q] = load_whole(from + q * 128, whole ? length - place(q) : 0);
-    const int at = lane / 4 * (length / 8 & ~3) + lane % 4 * 4;  // eight runs of 16 scores
-    sample = load_whole(scores + at, whole ? length - at : 0);
-    if (__builtin_expect(whole && length % 4 == 0, 1)) return;
-#pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const int left = length - place(q);
-      if (!whole || left < 4) v[q] = load_some(from + q * 128, left);
-    }
+    for (int q = 0; q < quads; ++q) v[q] = load_whole(from + q * 128, whole);
+    sample = load_whole(from + sampled(length), whole);
+    return whole;
   }
+  __device__ void load_rest(float4 (&v)[quads], float4& sample, const float* from, int length) const {
+#pragma unroll
+    for (int q = 0; q < quads; ++q) v[q] = load_some(from + q * 128, length - place(q));
+    sample = load_some(from + sampled(length), length - place(0) - sampled(length));
+  }
+  __device__ int sampled(int length) const { return lane / 4 * (length / 8 & ~3) + lane % 4 * 4 - place(0); }
   // The row on its way to L2 while its length is on its way here; nothing is read.
   __device__ void prefetch(const float* scores) const {
     if (tid < min(p.most, Threads * Items) / 32) ptx::prefetch_l2(scores + tid * 32);
@@ -55,10 +58,23 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
       if (std::int64_t(tid) * 32 * p.args.tokens_per_page < min(p.most, Threads * Items)) ptx::prefetch_l2(p.args.page_table + std::int64_t(this->request()) * p.args.max_pages + tid * 32);
     }
   }
+  // By one instruction, behind which the assembler waits no sooner than the length is needed.
+  __device__ int load_length() const {
+    int length;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\nmov.b32 %0, %2;\n@p ld.global.b32 %0, [%3];\n}"
+                 : "=r"(length)
+                 : "l"(p.args.lengths), "r"(p.most), "l"(p.args.lengths + this->length_at())
+                 : "memory");
+    return length;
+  }
+  // Pages of the quads, where each is on one. Without a branch, in front of which all loads would be waited for.
   __device__ void load_pages(std::int32_t (&id)[quads], int length) const {
-    if (p.args.tokens_per_page % 4 != 0) return;
+    const std::int32_t* const pages = p.args.page_table + std::int64_t(this->request()) * p.args.max_pages;
 #pragma unroll
-    for (int q = 0; q < quads; ++q) id[q] = place(q) < length ? this->entry_of_page(this->page_of(place(q))) : 0;
+    for (int q = 0; q < quads; ++q) {
+      const bool is = place(q) < length && p.args.tokens_per_page % 4 == 0;
+      asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %1, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%2];\n}" : "=r"(id[q]) : "r"(int(is)), "l"(pages + this->page_of(place(q))) : "memory");
+    }
   }
   __device__ void drop_bad_pages(float4 (&v)[quads], const std::int32_t (&id)[quads], int length) const {
     const auto check = [&](float& x, int position) {
@@ -77,40 +93,44 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
     }
   }
 
-  // The bins of a row: bin = offset - slope * score, rounded, is no more for a larger score, whatever slope and offset are.
+  // The bin of a score, no more for a larger one whatever slope and offset are: saturated to 0 to 1, of which NaN becomes 0, and rounded to one of the numbers
+  // behind 2^23, of which the bits count.
   struct Scale {
     float slope, offset;
     __device__ u32 bin_of(float x) const {
-      float y;  // 2^23 and the number of the bin, so that its bits are that number; NaN and what is below all bins are above
-      asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(x), "f"(-slope), "f"(offset));
-      return u32(min(max(int(bits_of(y)) - 0x4B000000, 0), bins));
+      float y;
+      asm("{\n.reg .f32 z;\nfma.rn.sat.f32 z, %1, %2, %3;\nfma.rn.f32 %0, z, %4, %5;\n}" : "=f"(y) : "f"(x), "f"(slope), "f"(offset), "f"(-float(bins)), "f"(8388608.0F + float(bins)));
+      return bits_of(y);
     }
   };
   // From somewhat above the largest of the sample down to where, of scores that are spread as most are, the k-th should have been passed. All warps find the
   // same. `least`: of the lanes' largest, so that it is not one stray score.
   __device__ Scale guess(const float4& sample, int length) const {
     const float best = larger(larger(sample.x, sample.y), larger(sample.z, sample.w));
+    const auto in_order = [](int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); };  // its own inverse
     const bool is = is_finite(best);
-    const u32 most = __reduce_max_sync(~0U, is ? order_key(best) : 0), least = __reduce_min_sync(~0U, is ? order_key(best) : ~0U);
-    const float high = most == 0 ? 0 : float_of_key(most), range = most == 0 ? 0 : high - float_of_key(least);
-    const float width = range * (0.9F + 1.4F * __fdividef(float(p.args.k), float(length)));
+    const int most = __reduce_max_sync(~0U, is ? in_order(int(bits_of(best))) : int(sign_bit)), least = __reduce_min_sync(~0U, is ? in_order(int(bits_of(best))) : 0x7FFFFFFF);
+    const float high = float_of(u32(in_order(most))), range = most < least ? 0 : high - float_of(u32(in_order(least)));
     Scale scale;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(scale.slope) : "f"(width));
-    scale.slope = fminf(fmaxf(scale.slope * float(bins), 1e-36F), 1e30F);  // times an infinite score no NaN, whatever the sample was
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(scale.offset) : "f"(high + range / 4), "f"(scale.slope), "f"(8388608.0F));
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(range * (float(length) + 1.6F * float(p.args.k))));
+    scale.slope = fminf(fmaxf(reciprocal * float(length), 1e-36F), 1e30F);  // times an infinite score no NaN, whatever the sample was
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(scale.offset) : "f"(high + range / 4), "f"(-scale.slope), "f"(1.0F));
     return scale;
   }
+
+  __device__ u64 entry_at(const float4 (&v)[quads], int i) const { return entry_of(order_key(get(v, i)), u32(place(i / 4) + i % 4)); }
 
   // Where the scores of this warp that `reach` names are listed: slots of each quad's first one, counted from the warp's first; and how many there are.
   struct Slots {
     u32 of[quads];
     u32 all = 0;
   };
-  __device__ static Slots number(u32 reach, int lane) {
+  __device__ static Slots number(u32 reach) {
     u32 n = 0;  // a byte for each quad: no more than 128 in a warp
 #pragma unroll
     for (int q = 0; q < quads; ++q) n += u32(__popc(reach >> (q * 4) & 15U)) << (q * 8);
-    const u32 up = scan_lanes(n, lane), all = __shfl_sync(~0U, up, 31);
+    const u32 up = scan_lanes(n), all = __shfl_sync(~0U, up, 31);
     Slots slots;
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
@@ -119,40 +139,75 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
     }
     return slots;
   }
-  // A warp packs its positions in shared memory and writes them side by side.
-  __device__ void emit(u32 reach, const Slots& slots, std::int32_t* to, u32 packed) const {
+  // Ranks the members, each lane one, and leaves out what of this warp is behind the k-th. Whether the lane's is, and of a warp before this one.
+  __device__ bool leave_out(const Choice& c, u32& reach, Slots& slots) const {
+    const u64 mine = s.members[lane];
+    u32 better = 0;
+#pragma unroll 1
+    for (u32 j = 0; j < c.count; j += 4) {  // 0 from `count` on
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) better += s.members[j + i] > mine ? 1U : 0U;
+    }
+    const bool out = mine != 0 && better >= c.need;
+    const int at = int(position_of(mine)), owner = at / part;
+#pragma unroll 1
+    for (u32 left = __ballot_sync(~0U, out && owner == warp); left != 0; left &= left - 1) {
+      const int position = __shfl_sync(~0U, at, __ffs(int(left)) - 1);
+#pragma unroll
+      for (int q = 0; q < quads; ++q) {
+        const int i = position - place(q);
+        if (i < 0) --slots.of[q];
+        if (u32(i) < 4) reach &= ~(1U << (q * 4 + i));
+      }
+    }
+    return out && owner < warp;
+  }
+
+  // Lists the positions that `reach` names, or their slots. `to`, lane-th slot of the list: kept.
+  __device__ void emit(u32 reach, const Slots& slots, u32 before, std::int32_t* to, const std::int32_t (&id)[quads]) const {
+    u32 in_slots[quads] = {};  // what makes slots of the positions of a quad
+    if constexpr (Paged) {
+      if (p.args.translate && p.args.tokens_per_page % 4 != 0) {
+#pragma unroll
+        for (int q = 0; q < quads; ++q) {
+          std::int32_t* slot = to - lane + before + slots.of[q];
+#pragma unroll 1
+          for (u32 left = reach >> (q * 4) & 15U; left != 0; left &= left - 1) *slot++ = listed_as(place(q) + __ffs(int(left)) - 1);
+        }
+        return;
+      }
+      if (p.args.translate) {
+#pragma unroll
+        for (int q = 0; q < quads; ++q) in_slots[q] = u32(id[q] - this->page_of(place(q))) * u32(p.args.tokens_per_page);
+      }
+    }
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
-      u32 at = packed + slots.of[q] * 4;
+      int at = int(before + slots.of[q]) - lane;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        asm volatile("{\n.reg .pred p;\n.reg .u32 b;\nand.b32 b, %1, %3;\nsetp.ne.u32 p, b, 0;\n@p st.shared.u32 [%0], %2;\n@p add.u32 %0, %0, 4;\n}"
+        asm volatile("{\n.reg .pred p;\n.reg .u32 b;\nand.b32 b, %1, %2;\nsetp.ne.u32 p, b, 0;\n@p st.global.u32 [%3], %4;\n@p add.u32 %0, %0, 1;\n}"
                      : "+r"(at)
-                     : "r"(reach), "r"(place(q) + i), "r"(1U << (q * 4 + i))
+                     : "r"(reach), "r"(1U << (q * 4 + i)), "l"(to + at), "r"(u32(place(q) + i) + in_slots[q])
                      : "memory");
       }
     }
-    __syncwarp();
-#pragma unroll 1
-    for (u32 i = u32(lane); i < slots.all; i += 32) to[i] = listed_as(int(ptx::load_shared(packed + i * 4)));
   }
 
   __device__ void run() {
-    const float* const scores = p.args.scores + std::int64_t(row) * p.args.stride;
+    const float* const scores = p.args.scores + u64(row) * u32(p.args.stride);
     prefetch(scores);
-    int length = p.args.lengths == nullptr ? p.most : p.args.lengths[this->length_at()];
-    clear();
-    if (tid < by_counting) s.members[tid] = 0;
-    if (tid < warps) s.rejected[tid] = 0;
-    if (tid == 0) s.joined = s.emitted = 0, s.cut = 0;
-    std::int32_t* const to = out();
-    const u32 packed = kept(ptx::shared_address(s.packed + warp * 32 * Items));
+    int length = load_length();
+    this->template clear<offsetof(typename Base::Memory, sums)>();
+    const float* const from = kept(scores + place(0));
+    std::int32_t* const to = kept(p.args.selected + u64(row) * u32(p.args.k) + lane);
     length = this->visible_of(length);
     float4 v[quads], sample;
-    load(v, sample, scores, length);
-    std::int32_t id[quads];
+    std::int32_t id[quads] = {};
     if constexpr (Paged) load_pages(id, length);
+    const bool loaded = load(v, sample, from, length);
     __syncthreads();
+    if (__builtin_expect(!loaded, 0)) load_rest(v, sample, from, length);
     u32 nans = 0;
     if (__builtin_expect(p.counts != nullptr, 0)) {
 #pragma unroll
@@ -160,72 +215,55 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
     }
     if constexpr (Paged) drop_bad_pages(v, id, length);
 
-    typename Base::Choice c;
-    u32 bin[Items], last = bins;
-    bool full = length > p.args.k;  // k are selected
-    if (__builtin_expect(full, 1)) {
+    Choice c;
+    if (__builtin_expect(length > p.args.k, 1)) {
       const Scale scale = guess(sample, length);
 #pragma unroll
       for (int i = 0; i < Items; ++i) {
-        bin[i] = scale.bin_of(get(v, i));
-        count(bin[i]);
+        c.bin[i] = scale.bin_of(get(v, i));
+        count(c.bin[i]);
       }
       __syncthreads();
-      const FoundBin f = find(u32(p.args.k));
-      c.need = u32(p.args.k) - f.above;
-      c.count = f.count;
-      last = f.bin;
+      this->cut(v, c);
     } else {
 #pragma unroll
-      for (int i = 0; i < Items; ++i) bin[i] = 0;
-    }
-#pragma unroll
-    for (int i = 0; i < Items; ++i) {
-      c.reach |= bin[i] <= last ? 1U << i : 0;
-      c.question |= bin[i] == last ? 1U << i : 0;
-    }
-    if (__builtin_expect(last == u32(bins), 0)) {  // NaN looks as if it were below all bins
-      u32 valid = 0;
-#pragma unroll
-      for (int i = 0; i < Items; ++i) valid |= is_nan(get(v, i)) ? 0 : 1U << i;
-      c.reach &= valid;
-      c.question &= valid;
-    }
-    if (__builtin_expect(c.count > u32(by_counting) && c.count != c.need, 0)) {
-      narrow(v, c);
-      full = c.count != 0;
+      for (int i = 0; i < Items; ++i) c.bin[i] = is_nan(get(v, i)) ? ~0U : 0;
     }
     const bool ranks = c.count != c.need;
-    if (ranks) {
-#pragma unroll 1
-      for (u32 left = c.question; left != 0; left &= left - 1) s.members[ptx::add_shared(ptx::shared_address(&s.joined), 1)] = entry_at(v, __ffs(int(left)) - 1);
-      __syncthreads();
+    u32 reach = 0;  // a bit for each score that is selected, or may be
+    bool asks = false;
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+      asm("{\n.reg .pred p;\nsetp.le.u32 p, %1, %2;\n@p or.b32 %0, %0, %3;\n}" : "+r"(reach) : "r"(c.bin[i]), "r"(c.last), "r"(1U << i));
+      asks |= c.bin[i] == c.last;
     }
-    Slots slots = number(c.reach, lane);
-    if (lane == 0) s.reached[warp] = slots.all;
-    if (ranks && warp == warps - 1) rank(c);
-    __syncthreads();
-    const u32 listed = lane < warps ? s.reached[lane] - s.rejected[lane] : 0;
-    const u32 before = __reduce_add_sync(~0U, lane < warp ? listed : 0);
-    if (s.rejected[warp] != 0) {
-#pragma unroll 1
-      for (u32 left = c.question; left != 0; left &= left - 1) {
-        const int i = __ffs(int(left)) - 1;
-        if (entry_at(v, i) < s.cut) c.reach &= ~(1U << i);
+    if (asks && ranks) {
+      u32 last = c.last;
+      asm volatile("" : "+r"(last));  // else all lanes would keep what they have just compared
+#pragma unroll
+      for (int i = 0; i < Items; ++i) {
+        if (c.bin[i] == last) s.members[ptx::add_shared(ptx::shared_address(&s.joined), 1)] = entry_at(v, i);
       }
-      slots = number(c.reach, lane);
     }
+    Slots slots = number(reach);
+    if (lane == 0) s.reached[warp] = slots.all;
+    __syncthreads();
+    const u32 listed = lane < warps ? s.reached[lane] : 0;
+    u32 before = lane < warp ? listed : 0;
+    if (ranks && leave_out(c, reach, slots)) --before;
+    before = __reduce_add_sync(~0U, before);
     if (__builtin_expect(p.args.order == TopKOrder::by_score, 0)) {
-      u64* ranked = reinterpret_cast<u64*>(s.packed);
-#pragma unroll 1
-      for (u32 left = c.reach; left != 0; left &= left - 1) ranked[atomicAdd(&s.emitted, 1U)] = entry_at(v, __ffs(int(left)) - 1);
+#pragma unroll
+      for (int i = 0; i < Items; ++i) {
+        if ((reach >> i & 1U) != 0) s.ranked[ptx::add_shared(ptx::shared_address(&s.emitted), 1)] = entry_at(v, i);
+      }
       __syncthreads();
-      Row<Paged>::template emit_by_score<Threads>(ranked, s.emitted);
+      Row<Paged>::template emit_by_score<Threads>(s.ranked, s.emitted);
     } else {
-      emit(c.reach, slots, to + before, packed);
-      if (__builtin_expect(!full, 0)) {
+      emit(reach, slots, before, to, id);
+      if (__builtin_expect(c.count == 0, 0)) {  // all that there are
 #pragma unroll 1
-        for (int j = int(__reduce_add_sync(~0U, listed)) + tid; j < p.args.k; j += Threads) to[j] = -1;
+        for (int j = int(__reduce_add_sync(~0U, listed)) + tid; j < p.args.k; j += Threads) to[j - lane] = -1;
       }
     }
     if (p.counts != nullptr) {
@@ -235,6 +273,15 @@ struct ShortRow : ShortCut<Threads, Items, Paged> {
     }
   }
 };
+
+/// Selects of a short row; for all threads of a block. The memory and the number of the thread come out of shuffles: else the assembler would compute their
+/// addresses, and ask for the number, again behind each barrier.
+template <int Threads, int Items, bool Paged>
+__device__ inline void select_short(const Params& p, u32 row, ShortMemory<Threads, Items>& memory) {
+  const int lane = int(threadIdx.x & 31U), tid = __shfl_sync(~0U, int(threadIdx.x), lane);
+  auto& kept = *static_cast<ShortMemory<Threads, Items>*>(__cvta_shared_to_generic(__shfl_sync(~0U, ptx::shared_address(&memory), lane)));
+  ShortRow<Threads, Items, Paged>{{{p, row}, kept, tid, tid & 31, tid >> 5}}.run();
+}
 
 #endif  // KVIRE_CUDA_COMPILER
 
