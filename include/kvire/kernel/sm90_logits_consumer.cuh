@@ -127,7 +127,7 @@ struct Consumer : Epilogue<Plan, Shape> {
       if constexpr (Plan::swizzled) {
         float scale = 1;
         if constexpr (Plan::scaled) scale = __uint_as_float(ptx::load_shared(shared + Plan::scales_at + used * Plan::scale_bytes + local * 4));
-        const ptx::Descriptor tile = ptx::swizzled_descriptor<Plan::width>(shared + Plan::stages_at + used * Plan::stage_bytes);
+        const ptx::Descriptor tile = ptx::swizzled_descriptor<Plan::width, 8 * Plan::key_row>(shared + Plan::stages_at + used * Plan::stage_bytes);
         products_of(tile, place, scale, [&] {
           release(used);
           // A branch ends the basic block, within which the assembler would move the release behind the sums.

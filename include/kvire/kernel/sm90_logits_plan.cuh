@@ -107,10 +107,12 @@ struct LogitsPlan {
   static constexpr bool interleaved = key_pitch != key_row;
   static constexpr bool scale_plane = scaled && !interleaved;
   static constexpr int steps = query_row / 32;
-  // Keys as an operand in shared memory: planes of rows as wide as a swizzle. K in the order of memory, elsewhere in that of load_keys.
+  // Keys as an operand in shared memory: planes of rows as wide as a swizzle, those of 8 tokens next to each other, so that one copy brings a tile nearly in
+  // the order of memory. K in that order, elsewhere in that of load_keys.
   static constexpr bool swizzled = Shape::swizzled && !interleaved && !fp4;
   static constexpr int width = key_row < 128 ? key_row : 128;
-  static constexpr int plane_bytes = tile_tokens * width;
+  static constexpr int planes = key_row / width;
+  static constexpr int plane_bytes = 8 * width;  // of 8 tokens
   static constexpr int columns = Heads / 2;  // accumulators of a thread and query token
   // Swizzled: queries, too, are brought by tensor copies, while the row before is under way if two rows' fit.
   static constexpr int query_width = query_row < 128 ? query_row : 128;

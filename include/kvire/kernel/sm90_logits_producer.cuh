@@ -46,10 +46,7 @@ KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unus
       const kstd::byte* page = a.pages + a.page_stride * static_cast<unsigned>(id[i]);
       const int part = tile % Plan::tiles_per_page;
       if constexpr (Plan::swizzled) {
-#pragma unroll
-        for (int x = 0; x < Plan::key_row; x += Plan::width) {
-          ptx::tensor_load(to + x / Plan::width * Plan::plane_bytes + i * rows * Plan::width, &map, x, part * tile_tokens, id[i], full);
-        }
+        ptx::tensor_load(to + i * rows * Plan::key_row, &map, 0, part * (tile_tokens / 8), id[i], full);
         if constexpr (Plan::scaled) {
           ptx::bulk_load(shared + Plan::scales_at + stage * Plan::scale_bytes + i * rows * Plan::scale_row,
                          page + Plan::tokens * Plan::key_row + part * tile_tokens * Plan::scale_row, rows * Plan::scale_row, full);

@@ -84,8 +84,8 @@ KVIRE_DEVICE KVIRE_INLINE void bring_row(const LogitsArguments& a, const void* m
     for (int q = 0; q < Plan::next_n; ++q) {
 #pragma unroll
       for (int x = 0; x < Plan::query_row; x += Plan::query_width) {
-        ptx::tensor_load5(shared + Plan::queries_at + stage * Plan::query_stage_bytes + x / Plan::query_width * Plan::query_plane_bytes + q * Heads * Plan::query_width, map, x,
-                          static_cast<int>(first) + q, full);
+        ptx::tensor_load(shared + Plan::queries_at + stage * Plan::query_stage_bytes + x / Plan::query_width * Plan::query_plane_bytes + q * Heads * Plan::query_width, map, x, 0,
+                         static_cast<int>(first) + q, full);
       }
     }
   }

@@ -44,16 +44,10 @@ KVIRE_DEVICE KVIRE_INLINE void bulk_load(kstd::uint32_t to, const void* from, ks
                : "memory");
 }
 
-/// Copies a box of a three-dimensional tensor map at (x, y, z), in elements, to shared memory; counted on the mbarrier.
-KVIRE_DEVICE KVIRE_INLINE void tensor_load(kstd::uint32_t to, const void* map, int x, int y, int z, kstd::uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x),
-               "r"(y), "r"(z), "r"(barrier)
-               : "memory");
-}
-/// The same of a five-dimensional one, at (x, 0, 0, 0, v).
-KVIRE_DEVICE KVIRE_INLINE void tensor_load5(kstd::uint32_t to, const void* map, int x, int v, kstd::uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(map),
-               "r"(x), "r"(0), "r"(v), "r"(barrier)
+/// Copies a box of a five-dimensional tensor map at (x, 0, 0, u, v), in elements, to shared memory; counted on the mbarrier.
+KVIRE_DEVICE KVIRE_INLINE void tensor_load(kstd::uint32_t to, const void* map, int x, int u, int v, kstd::uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4, %5}], [%6];" ::"r"(to), "l"(map),
+               "r"(x), "r"(0), "r"(u), "r"(v), "r"(barrier)
                : "memory");
 }
 KVIRE_DEVICE KVIRE_INLINE void prefetch_tensor_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

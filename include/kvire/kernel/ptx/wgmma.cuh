@@ -25,11 +25,11 @@ struct Descriptor {
 KVIRE_DEVICE KVIRE_INLINE Descriptor core_descriptor(kstd::uint32_t address, kstd::uint32_t k_step, kstd::uint32_t n_step) {
   return {(address >> 4) + (k_step >> 4 << 16), n_step >> 4};
 }
-/// An operand of rows of Width bytes, 64 or 128, as a tensor copy with that swizzle writes them: blocks of 8 rows behind each other. The shared
-/// address is a multiple of such a block.
-template <int Width>
+/// An operand of rows of Width bytes, 64 or 128, as a tensor copy with that swizzle writes them: blocks of 8 rows, `Pitch` bytes from one to the next. The
+/// shared address is a multiple of such a block.
+template <int Width, int Pitch = 8 * Width>
 KVIRE_DEVICE KVIRE_INLINE Descriptor swizzled_descriptor(kstd::uint32_t address) {
-  return {(address >> 4) + (1U << 16), (Width == 128 ? 1U : 2U) << 30 | 8 * Width >> 4};
+  return {(address >> 4) + (1U << 16), (Width == 128 ? 1U : 2U) << 30 | Pitch >> 4};
 }
 
 KVIRE_DEVICE KVIRE_INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
