@@ -423,6 +423,32 @@ TEST_CASE("cuda transfer: a prepared one is waited for until issued; dropped, it
   CHECK(clean());
 }
 
+TEST_CASE("cuda submit: references of another pool and sources that cannot be read are refused, as in a load") {
+  auto failing = Stream<Cuda>::make({.faults = FaultHooks::make([](const CopyInfo&) { return Fault::fail("lost"); })}).value();
+  auto stream = Stream<Cuda>::make().value();
+  auto device = DevicePool<Keys, Cuda>::make({.pages = 4, .name = "gpu"}).value();
+  auto other = DevicePool<Keys, Cuda>::make({.pages = 4}).value();
+  auto host = mirror_of(device, 4).value();
+  auto h = host.allocate(1).value();
+  auto d = device.allocate(1).value();
+  auto foreign = other.allocate(1).value();
+  const auto make = [&](const std::vector<PageRef<DevicePage>>& pages, CopyDirection direction) {
+    const auto mover = PageMover<Keys>::make(host, device, h, pages, direction, stream);
+    return mover.ok() ? Status() : Status(mover.error());
+  };
+  for (const auto direction : {CopyDirection::host_to_device, CopyDirection::device_to_host}) {
+    const Status refused = make(foreign, direction);
+    CHECK(refused.error().code == ErrorCode::mismatch);
+    CHECK(contains(refused.error().message, "pool gpu: device page 1 to submit is a page of another pool"));
+    CHECK(contains(make(std::vector<PageRef<DevicePage>>(1), direction).error().message, "to submit is an empty reference"));
+    CHECK(make(d, direction).ok());
+  }
+  CHECK_FALSE(load(host, device, plan(h, d), failing).value().wait(deadline_in(10s)).ok());
+  CHECK(contains(make(d, CopyDirection::device_to_host).error().message, "pool gpu: device page 1 cannot be read"));
+  CHECK(make(d, CopyDirection::host_to_device).ok());
+  CHECK(clean());
+}
+
 TEST_CASE("cuda submit: ids that only the device knows, bad ones skipped and counted, eager and in a graph") {
   auto stream = Stream<Cuda>::make().value();
   auto device = DevicePool<Keys, Cuda>::make({.layers = 2, .pages = 8}).value();
@@ -439,7 +465,7 @@ TEST_CASE("cuda submit: ids that only the device knows, bad ones skipped and cou
   REQUIRE(cudaMemcpy(lists, from.data(), 32, cudaMemcpyDefault) == cudaSuccess);
   REQUIRE(cudaMemcpy(lists + 8, to.data(), 32, cudaMemcpyDefault) == cudaSuccess);
   {
-    auto mover = PageMover<Keys>::make(host, device, h, d, true, stream).value();
+    auto mover = PageMover<Keys>::make(host, device, h, d, CopyDirection::host_to_device, stream).value();
     CHECK(load(host, device, plan(std::vector{HostPage(1)}, std::vector{DevicePage(1)}), stream).error().code == ErrorCode::busy);
     CHECK(mover.submit({lists, lists + 8}, 8, stream).ok());
     CHECK(stream.synchronize(deadline_in(10s)).ok());

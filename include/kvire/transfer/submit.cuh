@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,9 +26,10 @@ struct DevicePageIds {
 template <class P>
 class PageMover {
  public:
-  /// `to_device` decides the direction; `blocks`: multiprocessors, 0: what the link needs. Errors: as for load.
+  /// `blocks`: multiprocessors, 0: what the link needs. Errors: as for load.
   static Result<PageMover> make(HostPool<P, Cuda>& host, DevicePool<P, Cuda>& device, std::span<const PageRef<HostPage>> host_pages,
-                                std::span<const PageRef<DevicePage>> device_pages, bool to_device, Stream<Cuda>& stream, int blocks = 0) {
+                                std::span<const PageRef<DevicePage>> device_pages, CopyDirection direction, Stream<Cuda>& stream, int blocks = 0) {
+    const bool to_device = direction == CopyDirection::host_to_device;
     if (host.layers() != device.layers()) {
       return Error{ErrorCode::mismatch, "pools " + host.name() + " and " + device.name() + ": " + std::to_string(host.layers()) + " layers against " +
                                             std::to_string(device.layers())};
@@ -39,7 +41,7 @@ class PageMover {
     state.shape = detail::CopyShape::of(Pace::full, !to_device, P::page_bytes);
     if (blocks > 0) state.shape.blocks = blocks;
     state.device = stream.device();
-    const CopyInfo info{.entry = device.name().c_str(), .direction = to_device ? CopyDirection::host_to_device : CopyDirection::device_to_host};
+    const CopyInfo info{.entry = device.name().c_str(), .direction = direction};
     for (int layer = 0; layer < host.layers(); ++layer) {
       const auto h = pool_access::view(host, EntrySlot(layer));
       const auto d = pool_access::view(device, EntrySlot(layer));
@@ -107,9 +109,19 @@ class PageMover {
   template <class PageId>
   static Status hold(PageLedger<PageId, Cuda>& ledger, std::span<const PageRef<PageId>> refs, PageUse use, State& state) {
     std::vector<PageId> ids;
-    for (const auto& ref : refs) ids.push_back(ref.id());
+    for (const auto& ref : refs) {
+      if (ref.ledger() != ledger.identity()) {
+        return Error{ErrorCode::mismatch, "pool " + ledger.name() + ": " + PageId::tag::name + " " + std::to_string(ref.id().value) + " to submit is " +
+                                              (ref ? "a page of another pool" : "an empty reference")};
+      }
+      ids.push_back(ref.id());
+    }
     auto hold = ledger.hold(ids, use, state.done);
     if (!hold.ok()) return hold.error();
+    if (!writes(use)) {
+      auto failed = ledger.failed_writes(hold.value().pages());
+      if (!failed.empty()) return std::move(failed.front().error);
+    }
     state.holds.push_back(std::make_shared<PageHold<PageId, Cuda>>(std::move(hold).value()));
     return {};
   }
