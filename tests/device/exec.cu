@@ -76,6 +76,9 @@ TEST_CASE("cuda event: by hand, with a known failure, on several streams" * doct
   gate->release();
   CHECK(a.synchronize(deadline_in(10s)).ok());
   CHECK(ran == 1);
+  CHECK(failing.status().error().message == "layer 2");  // by whoever asks first
+  CHECK(failing.judged());
+  CHECK_FALSE(joint.judged());
   CHECK(failing.wait(deadline_in(10s)).error().message == "layer 2");
   CHECK(failing.query() == EventState::failed);
   CHECK(joint.query() == EventState::complete);

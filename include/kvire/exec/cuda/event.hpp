@@ -129,9 +129,9 @@ class Event<Cuda> {
     return status();
   }
 
-  /// The failure of a failed event; success otherwise. Does not ask the device.
+  /// The failure of a failed event; success otherwise. Asks as `query` does, so that work which has ended by now is judged by now.
   Status status() const {
-    if (!state_ || state_->state.load(std::memory_order_acquire) != EventState::failed) return {};
+    if (query() != EventState::failed) return {};
     std::lock_guard lock(state_->mutex);
     return *state_->error;
   }
