@@ -156,7 +156,9 @@ class DeviceModel {
     auto& memory = *memory_.emplace_back(std::make_unique<CudaBuffer>());
     status_ = memory.at_least(from.size() * sizeof(float), "memory for the weights");
     if (!status_.ok()) return nullptr;
-    status_ = kvire::detail::cuda_status(cudaMemcpy(memory.data(), from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice), "uploading the weights");
+    cudaError_t e = cudaMemcpy(memory.data(), from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(cudaStreamLegacy);  // few bytes may still be on their way
+    status_ = kvire::detail::cuda_status(e, "uploading the weights");
     return reinterpret_cast<const float*>(memory.data());
   }
   DeviceMatrix matrix(const Matrix& from) {

@@ -64,6 +64,7 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& host) : size_(host.size()) {
     REQUIRE(cudaMalloc(&data_, size_ * sizeof(T)) == cudaSuccess);
     REQUIRE(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(cudaStreamLegacy) == cudaSuccess);  // streams of their own do not wait for the copy
   }
   DeviceArray(const DeviceArray&) = delete;
   ~DeviceArray() { cudaFree(data_); }

@@ -39,7 +39,7 @@ struct Sides {
     }
   }
   void write(int layer, std::size_t page, std::int64_t at, const std::vector<std::byte>& bytes) {
-    REQUIRE(cudaMemcpy(pool_access::view(device, EntrySlot(layer)).page(pages[page].id().value) + at, bytes.data(), bytes.size(), cudaMemcpyDefault) == cudaSuccess);
+    kvire_test::upload(pool_access::view(device, EntrySlot(layer)).page(pages[page].id().value) + at, bytes.data(), bytes.size());
   }
   auto page_plan() const { return plan(targets, pages); }
   // Tokens of the pages in an order of their own: some runs, some single ones, a whole page in order.

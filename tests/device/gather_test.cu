@@ -201,6 +201,7 @@ TEST_CASE("cuda gather: pages whose bytes lie beyond 2 GiB and 4 GiB") {
   const FarPages<P> pool(262145);
   if (!pool) return;
   for (int i = 0; i < 4; ++i) cuda_ok(cudaMemset(pool.page(ids[i]), 0x30 + i, P::page_bytes));
+  kvire_test::arrived();
   const DeviceArray<std::int32_t> table(std::vector<std::int32_t>(ids, ids + 4));
   const DeviceArray<std::int32_t> lengths(std::vector<std::int32_t>{4 * P::tokens_per_page});
   const DeviceArray<std::byte> out(std::vector<std::byte>(4 * std::size_t(P::page_bytes)));

@@ -184,7 +184,7 @@ TEST_CASE("cuda hot set: look-ups and fetches captured in a graph go on from rep
   std::vector<kvire_test::HotModel> model(rows, kvire_test::HotModel(160));
   for (int replay = 0; replay < 10; ++replay) {
     const auto selected = selections(random, rows, k, pages * P::tokens_per_page, replay);
-    cuda_ok(cudaMemcpy(list.data(), selected.data(), selected.size() * 4, cudaMemcpyHostToDevice));
+    kvire_test::upload(list.data(), selected.data(), selected.size() * 4);
     cuda_ok(cudaGraphLaunch(ready, rig.stream.native()));
     const auto got = slots.read();
     std::vector<std::int32_t> want;

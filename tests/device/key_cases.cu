@@ -127,7 +127,7 @@ void check_far(const std::vector<std::int32_t>& ids) {
   far.page_stride = P::page_bytes;
   far.pages = pool.pages();
   for (std::size_t p = 0; p < ids.size(); ++p) {
-    cuda_ok(cudaMemcpy(pool.page(ids[p]), c.memory.data() + c.page_stride * c.table[p], P::page_bytes, cudaMemcpyHostToDevice));
+    kvire_test::upload(pool.page(ids[p]), c.memory.data() + c.page_stride * c.table[p], P::page_bytes);
     far.table[p] = ids[p];
   }
   with_kernels<P, Query>([&](auto shape) {

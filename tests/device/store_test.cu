@@ -287,6 +287,7 @@ TEST_CASE("cuda store: a page whose bytes lie beyond 2 GiB and 4 GiB") {
   const FarPages<P> pool(pages[2] + 1);
   if (!pool) return;
   for (const auto page : pages) cuda_ok(cudaMemset(pool.page(page), 0xFF, P::page_bytes));
+  kvire_test::arrived();
   std::vector<std::uint16_t> rows(3 * P::dim);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::uint16_t>(0x3F80 + i);
   std::vector<std::int64_t> slots;

@@ -134,7 +134,7 @@ struct Rig {
     std::byte byte{};
     REQUIRE(cudaMemcpy(&byte, p, 1, cudaMemcpyDefault) == cudaSuccess);
     byte ^= std::byte{16};
-    REQUIRE(cudaMemcpy(p, &byte, 1, cudaMemcpyDefault) == cudaSuccess);
+    kvire_test::upload(p, &byte, 1);
   }
 
   std::int32_t used() {

@@ -462,8 +462,8 @@ TEST_CASE("cuda submit: ids that only the device knows, bad ones skipped and cou
   const std::vector<std::int32_t> to{2, 3, -1, 4, 0, 0x7FFFFFFF, 5, 8};
   std::int32_t* lists = nullptr;
   REQUIRE(cudaMalloc(&lists, 64) == cudaSuccess);
-  REQUIRE(cudaMemcpy(lists, from.data(), 32, cudaMemcpyDefault) == cudaSuccess);
-  REQUIRE(cudaMemcpy(lists + 8, to.data(), 32, cudaMemcpyDefault) == cudaSuccess);
+  kvire_test::upload(lists, from.data(), 32);
+  kvire_test::upload(lists + 8, to.data(), 32);
   {
     auto mover = PageMover<Keys>::make(host, device, h, d, CopyDirection::host_to_device, stream).value();
     CHECK(load(host, device, plan(std::vector{HostPage(1)}, std::vector{DevicePage(1)}), stream).error().code == ErrorCode::busy);
@@ -482,9 +482,9 @@ TEST_CASE("cuda submit: ids that only the device knows, bad ones skipped and cou
     REQUIRE(cudaGraphInstantiate(&ready, graph, 0) == cudaSuccess);
     for (int round = 1; round < 4; ++round) {
       const std::vector<std::int32_t> again(8, round);
-      REQUIRE(cudaMemcpy(lists, again.data(), 32, cudaMemcpyDefault) == cudaSuccess);
+      kvire_test::upload(lists, again.data(), 32);
       const std::vector<std::int32_t> there{-1, -1, 2 + round, -1, -1, -1, -1, -1};
-      REQUIRE(cudaMemcpy(lists + 8, there.data(), 32, cudaMemcpyDefault) == cudaSuccess);
+      kvire_test::upload(lists + 8, there.data(), 32);
       REQUIRE(cudaGraphLaunch(ready, stream.native()) == cudaSuccess);
       CHECK(stream.synchronize(deadline_in(10s)).ok());
       CHECK(has_page(device, DevicePage(2 + round), 30u + static_cast<unsigned>(round)));

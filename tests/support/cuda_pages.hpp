@@ -10,6 +10,7 @@
 
 #include <kvire/pool/cuda/memory.hpp>
 #include <kvire/pool/mirror.hpp>
+#include <tests/support/device_array.hpp>
 
 // Page bytes of CUDA pools for tests: written and read with plain synchronous copies, so that only what is tested is asynchronous.
 
@@ -50,7 +51,7 @@ void fill_page(Pool& pool, typename Pool::page_id page, std::uint32_t seed) {
   using P = typename Pool::policy;
   for (int layer = 0; layer < pool.layers(); ++layer) {
     const auto bytes = page_pattern<P>(seed, layer);
-    REQUIRE(cudaMemcpy(kvire::pool_access::view(pool, kvire::EntrySlot(layer)).page(page.value), bytes.data(), bytes.size(), cudaMemcpyDefault) == cudaSuccess);
+    upload(kvire::pool_access::view(pool, kvire::EntrySlot(layer)).page(page.value), bytes.data(), bytes.size());
   }
 }
 

@@ -16,6 +16,15 @@ inline bool small_run() { return std::getenv("KVIRE_TEST_SMALL") != nullptr; }
 
 inline void cuda_ok(cudaError_t error) { REQUIRE_MESSAGE(error == cudaSuccess, cudaGetErrorString(error)); }
 
+/// Waits for what went by the default stream: a copy of little pageable memory may still be on its way when cudaMemcpy returns, and kernels on streams of their
+/// own do not wait for it.
+inline void arrived() { cuda_ok(cudaStreamSynchronize(cudaStreamLegacy)); }
+/// Copies to memory of the device; it is there at the end.
+inline void upload(void* to, const void* from, std::size_t bytes) {
+  cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+  arrived();
+}
+
 /// A copy of a vector in device memory.
 template <class T>
 class DeviceArray {
@@ -24,7 +33,7 @@ class DeviceArray {
     void* memory = nullptr;
     cuda_ok(cudaMalloc(&memory, std::max<std::size_t>(size_ * sizeof(T), 1)));
     data_ = static_cast<T*>(memory);
-    if (size_ > 0) cuda_ok(cudaMemcpy(data_, from.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+    if (size_ > 0) upload(data_, from.data(), size_ * sizeof(T));
   }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
