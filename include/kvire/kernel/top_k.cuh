@@ -70,8 +70,9 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
 }
 
 inline constexpr int short_threads = 512;  // more issue every instruction of a scan more often, fewer wait for each
-template <int Items, bool Paged>
-__global__ __launch_bounds__(short_threads, Items <= 8 ? 2 : 1) void short_top_k_kernel(const __grid_constant__ Params p) {
+inline constexpr int many_rows = 256;      // from here on three blocks of rows of 4,096 a multiprocessor are better than two with more registers
+template <int Items, int Blocks, bool Paged>
+__global__ __launch_bounds__(short_threads, Blocks) void short_top_k_kernel(const __grid_constant__ Params p) {
   ptx::launch_dependents();
   ptx::wait_for_earlier_grids();
   __shared__ ShortMemory<short_threads, Items> memory;
@@ -116,9 +117,9 @@ cudaError_t launch(const Params& p, std::int64_t rows, cudaStream_t stream) {
   return paged ? launch<Threads, Items, false, true>(p, rows, stream) : launch<Threads, Items, false, false>(p, rows, stream);
 }
 
-template <int Items>
+template <int Items, int Blocks>
 cudaError_t launch_short(const Params& p, std::int64_t rows, cudaStream_t stream) {
-  auto* kernel = p.args.page_table != nullptr ? short_top_k_kernel<Items, true> : short_top_k_kernel<Items, false>;
+  auto* kernel = p.args.page_table != nullptr ? short_top_k_kernel<Items, Blocks, true> : short_top_k_kernel<Items, Blocks, false>;
   return launch_kernel(kernel, {rows, short_threads, 0, p.overlap}, stream, p);
 }
 
@@ -149,8 +150,8 @@ cudaError_t launch_top_k(const body::TopKArgs& args, TopKCounts* counts, cudaStr
   detail::topk::Params p = detail::topk::make_params(args, counts, overlap);
   p.blocks = shape.blocks;
   while (1 << p.block_shift < p.blocks) ++p.block_shift;
-  if (args.stride <= 4096) return detail::topk::launch_short<8>(p, rows, stream);
-  if (args.stride <= 1024 * shape.items) return detail::topk::launch_short<16>(p, rows, stream);
+  if (args.stride <= 4096) return rows <= detail::topk::many_rows ? detail::topk::launch_short<8, 2>(p, rows, stream) : detail::topk::launch_short<8, 3>(p, rows, stream);
+  if (args.stride <= 1024 * shape.items) return detail::topk::launch_short<16, 1>(p, rows, stream);
   if (shape.items == 4) return detail::topk::launch<1024, 4>(p, rows, stream);
   return detail::topk::launch<1024, 8>(p, rows, stream);
 }
