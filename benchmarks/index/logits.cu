@@ -7,6 +7,7 @@
 #include <kvire/kernel/sm80_sparse_logits.cuh>
 #include <kvire/kernel/sm90_sparse_logits.cuh>
 #include <kvire/layout/policies.hpp>
+#include <kvire/memory/cuda/l2.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -124,6 +125,7 @@ class Bench {
     auto* d_weights = inputs.array<float>(static_cast<std::int64_t>(batch) * next_n * heads * launches);
     fill_floats<<<64, 256>>>(d_weights, static_cast<std::int64_t>(batch) * next_n * heads * launches, -1, 1, 3);
     auto* d_out = inputs.array<float>(out);  // of all launches, as the scratch of an engine's layers
+    if (!set_aside_l2(std::min<std::int64_t>(out * 4 * 11 / 10, 26 << 20)).ok()) std::printf("L2: as much as the scores need cannot be set aside\n");
     auto arguments = [&](int l, const Variant& v) {
       sm90::LogitsArguments a;
       a.pages = reinterpret_cast<const std::byte*>(pages_);

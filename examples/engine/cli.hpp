@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <optional>
 
@@ -76,7 +77,7 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
       ->check(CLI::IsMember({"auto", "tuned", "plain"}))
       ->capture_default_str();
   app.add_option("--experiment", options.experiment, "run an experiment instead")->check(CLI::IsMember({"silent-corruption", "recall", "host-vs-gpu"}));
-  app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
+  CLI::Option* const cache_only = app.add_flag("--cache-only", options.cache_only, "the trace through the prefix cache alone, without a model: hits by policy, beside the best possible");
   app.add_option("--device-percent", options.device_percent, "with --cache-only: device pages, of all distinct ones")->check(at_least(1, 100))->capture_default_str();
   app.add_option("--metrics", options.metrics, "write the tiered cache's counters to a file, in Prometheus' text format; of a replay, with one --policy")->check(named);
   CLI::Option* const timeline = app.add_option("--timeline", options.timeline, "write what the tiered cache did, and when, as trace events for Chrome or Perfetto; of a replay, with one --policy")->check(named);
@@ -86,6 +87,12 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   app.add_option("--host-percent", options.host_percent, "with --cache-only: host pages, of all distinct ones")->check(at_least(0, 100))->capture_default_str();
   app.add_flag("--captured", options.captured, "on the GPU: sessions that decode a token do it in a replayed CUDA graph (the reference runs without)");
   app.add_flag("--quiet", options.quiet, "no progress");
+  // What would be taken and not heeded.
+  for (const char* other : {"--policy", "--sessions", "--device-pages", "--host-pages", "--file-tier", "--file-bytes", "--layers", "--top-k", "--index-heads", "--chunk", "--pause-every", "--hot-set",
+                            "--inject", "--backend", "--kernel", "--experiment", "--captured"}) {
+    cache_only->excludes(app.get_option(other));
+  }
+  for (const char* other : {"--metrics", "--timeline", "--inject"}) app.get_option("--experiment")->excludes(app.get_option(other));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -97,7 +104,6 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
   };
   const bool from_host_tier = inject != "early-reuse" && inject != "stale-state";
   if (!inject.empty() && options.host_pages == 0 && from_host_tier) return refuse("--inject damages loads: it needs a host tier, --host-pages above 0");
-  if (!inject.empty() && !options.experiment.empty()) return refuse("--inject damages the replay: it does not go with --experiment");
   if (options.experiment == "silent-corruption" && options.host_pages == 0) {
     return refuse("--experiment silent-corruption compares runs with a host tier: --host-pages must be above 0");
   }
@@ -109,6 +115,13 @@ inline std::optional<int> parse_command_line(int argc, char** argv, Options& opt
     return refuse("--metrics and --timeline are of one replay: they need --policy fp8, bf16 or fp4");
   }
   if (kernel != "auto" && backend == "host" && options.experiment != "host-vs-gpu") return refuse("--kernel chooses among GPU kernels: it needs --backend cuda");
+  if (options.captured && backend == "host") return refuse("--captured needs --backend cuda: the host has no graphs");
+  if (!options.file_tier.empty()) {
+    if (options.host_pages == 0) return refuse("--file-tier needs a host tier, --host-pages above 0");
+    const std::filesystem::path parent = std::filesystem::absolute(options.file_tier + "/.").parent_path().parent_path();
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(parent, ignored)) return refuse(("--file-tier " + options.file_tier + ": there is no folder " + parent.string() + " to make it in").c_str());
+  }
   if (options.hot_set > 0 && options.hot_set < options.top_k) return refuse("--hot-set needs a slot for each token that a row selects: at least --top-k");
   if (!inject.empty()) options.inject = injections.at(inject);
   options.cuda = backend == "cuda";

@@ -15,6 +15,7 @@
 #include <kvire/kernel/sparse_logits.cuh>
 #include <kvire/kvire.hpp>
 #include <kvire/memory/cuda/device.hpp>
+#include <kvire/memory/cuda/l2.hpp>
 #include <kvire/memory/cuda/pinned.hpp>
 #include <kvire/pool/cuda/memory.hpp>
 #include <kvire/pool/cuda/verify.hpp>

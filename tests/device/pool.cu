@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <kvire/layout/policies.hpp>
+#include <kvire/memory/cuda/l2.hpp>
 #include <kvire/pool/cuda/verify.hpp>
 #include <kvire/preset/deepseek_v4.hpp>
 #include <tests/support/cuda_pages.hpp>
@@ -137,5 +138,28 @@ TEST_CASE("cuda pools: zeroed, mirrored, filled on free, refused beyond the devi
   REQUIRE_FALSE(too_much.ok());
   CHECK(too_much.error().code == ErrorCode::exhausted);
   CHECK(contains(too_much.error().message, "bytes wanted"));
+  CHECK(clean());
+}
+
+TEST_CASE("cuda L2: what is set aside is what the driver says; what the device has not is refused") {
+  std::size_t before = 0;
+  REQUIRE(cudaDeviceGetLimit(&before, cudaLimitPersistingL2CacheSize) == cudaSuccess);
+  int most = 0;
+  REQUIRE(cudaDeviceGetAttribute(&most, cudaDevAttrMaxPersistingL2CacheSize, 0) == cudaSuccess);
+  for (const std::int64_t bytes : {std::int64_t(0), std::int64_t(most) / 3, std::int64_t(most)}) {
+    const auto set = set_aside_l2(bytes, 0);
+    REQUIRE(set.ok());
+    CHECK(set.value() >= bytes);
+    std::size_t now = 0;
+    CHECK(cudaDeviceGetLimit(&now, cudaLimitPersistingL2CacheSize) == cudaSuccess);
+    CHECK(static_cast<std::int64_t>(now) == set.value());
+  }
+  const auto more = set_aside_l2(std::int64_t(most) + 1);
+  REQUIRE_FALSE(more.ok());
+  CHECK(more.error().code == ErrorCode::out_of_range);
+  CHECK(contains(more.error().message, std::to_string(most + 1LL) + " bytes are wanted of the L2 of device 0, which can set " + std::to_string(most) + " aside"));
+  CHECK(set_aside_l2(-1).error().code == ErrorCode::invalid_argument);
+  CHECK(contains(set_aside_l2(1, 99).error().message, "cudaErrorInvalidDevice"));
+  CHECK(set_aside_l2(static_cast<std::int64_t>(before)).ok());
   CHECK(clean());
 }

@@ -170,7 +170,8 @@ const char* queue_tuned(TunedLogits<Heads, NextN...>, const body::SparseLogitsAr
 ///
 /// The plain kernel serves every policy and shape with the bits of the host. Two kernels on tensor cores serve what `Tuned` names, within the
 /// documented tolerance of the plain kernel's: one for Hopper and a portable one for every GPU from sm_80 on; the first that can takes the call.
-/// They store scores so that L2 evicts them last: memory that every layer writes again hardly ever goes to DRAM, and a top-k behind them reads L2.
+/// They store scores so that L2 evicts them last: memory that every layer writes again hardly ever goes to DRAM, and a top-k behind them reads L2, if as much of
+/// it is set aside (set_aside_l2; 11 MiB are by default on an H200).
 /// Which of the three was queued is in CudaSparseLogitsOptions::served.
 /// Errors: extents that disagree; unsupported, with the reason, where the tuned kernel is demanded and cannot serve; those of the runtime.
 template <class Policy = void, class Tuned = DefaultTunedLogits, class Lease>
