@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <tests/support/logits_device.cuh>
+#include <tests/support/write_late.cuh>
 
 using namespace kvire;
 using namespace kvire_test;
@@ -105,6 +106,47 @@ TEST_CASE("ids beyond the pool are skipped and counted, NaN keys score -inf and 
   check_against_reference<Fp8>(c, outcome, 2e-4);
   CHECK(outcome.bad_pages == 2);
   CHECK(outcome.nan_logits == 1);
+}
+
+/// The kernel before, which the logits kernel overlaps, writes all that it reads but the pages, and long after it may start.
+template <class P, Element Query, int NextN>
+void check_late_inputs() {
+  if (!hopper()) return;
+  const auto c = random_case<P>(17, {700, 64, 0, 2047, 130, 1}, NextN, 64, Query);
+  const auto want = run_case<P, Query, 64, NextN>(c, multiprocessors());
+  std::vector<std::uint32_t> words;
+  const auto put = [&](const auto& from) {
+    const std::size_t at = words.size(), bytes = from.size() * sizeof(from[0]);
+    words.resize(at + (bytes + 15) / 16 * 4);
+    std::memcpy(words.data() + at, from.data(), bytes);
+    return at;
+  };
+  const auto table = put(c.table), lengths = put(c.lengths), queries = put(c.queries), weights = put(c.weights);
+  const DeviceArray<std::uint8_t> pages(c.memory);
+  const DeviceArray<std::uint32_t> written(words), inputs(std::vector<std::uint32_t>(words.size(), 0));
+  const DeviceArray<std::uint32_t> logits(std::vector<std::uint32_t>(want.bits.size(), sentinel));
+  sm90::LogitsArguments a;
+  a.pages = reinterpret_cast<const std::byte*>(pages.data());
+  a.page_stride = c.page_stride;
+  a.page_count = c.pages;
+  a.batch = c.batch;
+  a.queries = inputs.data() + queries;
+  a.weights = reinterpret_cast<const float*>(inputs.data() + weights);
+  a.page_table = reinterpret_cast<const std::int32_t*>(inputs.data() + table);
+  a.table_stride = a.table_width = c.table_stride;
+  a.lengths = reinterpret_cast<const std::int32_t*>(inputs.data() + lengths);
+  a.logits = logits.data();
+  a.logits_stride = c.logits_stride;
+  write_late<<<1, 256>>>(written.data(), inputs.data(), static_cast<std::int64_t>(words.size()));
+  cuda_ok(sm90::launch_logits<P, Query, 64, NextN>(a, multiprocessors(), nullptr, true));
+  CHECK(logits.read() == want.bits);
+}
+
+TEST_CASE("logits: with overlap they go by what the kernel before them writes last") {
+  check_late_inputs<Fp8, Element::e4m3, 1>();
+  check_late_inputs<Fp8, Element::e4m3, 2>();
+  check_late_inputs<Bf16, Element::bf16, 1>();
+  check_late_inputs<Fp4, Element::e4m3, 1>();
 }
 
 TEST_CASE("golden logits on the GPU") {

@@ -55,20 +55,21 @@ template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE int clamp_length(const LogitsArguments& a, int length) {
   if (listed<Plan>(a)) return length <= 0 ? 0 : length;
   const kstd::int64_t pages = static_cast<kstd::int64_t>(a.table_width) * Plan::tokens;
-  const kstd::int64_t most = pages < a.logits_stride ? pages : a.logits_stride;
-  return length <= 0 ? 0 : static_cast<kstd::int64_t>(length) > most ? static_cast<int>(most) : length;
+  const kstd::int64_t room = pages < a.logits_stride ? pages : a.logits_stride;
+  const int most = room < 0x7FFFFFFF ? static_cast<int>(room) : 0x7FFFFFFF;
+  return length <= 0 ? 0 : length < most ? length : most;
 }
 /// Tokens that a query token of a row sees.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE int visible_tokens(const LogitsArguments& a, int row, int query) {
-  if (a.lengths_per_query) return clamp_length<Plan>(a, __ldg(a.lengths + static_cast<kstd::int64_t>(row) * Plan::next_n + query));
-  return clamp_length<Plan>(a, __ldg(a.lengths + row) - (Plan::next_n - 1 - query));
+  if (Plan::next_n > 1 && a.lengths_per_query) return clamp_length<Plan>(a, a.lengths[static_cast<kstd::int64_t>(row) * Plan::next_n + query]);
+  return clamp_length<Plan>(a, a.lengths[row] - (Plan::next_n - 1 - query));
 }
 /// Tokens that any query token of a row sees.
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE int row_tokens(const LogitsArguments& a, int row) {
   int most = visible_tokens<Plan>(a, row, Plan::next_n - 1);
-  if (a.lengths_per_query) {
+  if (Plan::next_n > 1 && a.lengths_per_query) {
     for (int q = 0; q + 1 < Plan::next_n; ++q) {
       const int v = visible_tokens<Plan>(a, row, q);
       most = v > most ? v : most;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvire/kernel/logits_tile_scheduler.cuh>
+#include <kvire/kernel/ptx/barrier.cuh>
 
 KVIRE_NAMESPACE_BEGIN
 
@@ -15,6 +16,22 @@ namespace detail {
 template <class Plan>
 KVIRE_DEVICE KVIRE_INLINE int page_of(int tile, int i) {
   return Plan::tiles_per_page > 1 ? tile / Plan::tiles_per_page : tile * Plan::pages_per_tile + i;
+}
+
+/// Brings what a tile has of its i-th page, which starts at `page`, to its place in the stage `to`; one thread. Counted on the mbarrier `full`.
+template <class Plan>
+KVIRE_DEVICE KVIRE_INLINE void bring_page(kstd::uint32_t to, const kstd::byte* page, int tile, int i, kstd::uint32_t full) {
+  constexpr int rows = tile_tokens / Plan::pages_per_tile;
+  const int part = tile % Plan::tiles_per_page;
+  if constexpr (Plan::whole_page) {
+    ptx::bulk_load(to, page, Plan::tile_bytes, full);
+  } else {
+    ptx::bulk_load(to + i * rows * Plan::key_pitch, page + part * Plan::value_bytes, rows * Plan::key_pitch, full);
+    if constexpr (Plan::scale_plane) {
+      ptx::bulk_load(to + Plan::value_bytes + i * rows * Plan::scale_row, page + Plan::tokens * Plan::key_pitch + part * tile_tokens * Plan::scale_row,
+                     rows * Plan::scale_row, full);
+    }
+  }
 }
 
 /// Up to 32 consecutive tiles of one row; lane i holds the page ids of tile i.
@@ -43,7 +60,7 @@ struct Guess {
 #pragma unroll
     for (int i = 0; i < Plan::pages_per_tile; ++i) {
       const int page = page_of<Plan>(tile + lane, i);
-      if (page < a.table_width) id[i] = __ldg(table + page);
+      if (page < a.table_width) id[i] = table[page];
     }
   }
 };
@@ -58,10 +75,16 @@ struct Walk {
   int chunk, lengths;  // lane i: scores of row chunk + i
   bool counts;
 
-  /// `first`: of the warps that walk this share, the one that counts bad pages.
-  KVIRE_DEVICE KVIRE_INLINE Walk(const LogitsArguments& arguments, int l, Share share, bool first)
-      : a(arguments), lane(l), row(share.row), tile(share.tile), left(share.tiles), chunk(0), lengths(0), counts(first) {
-    if (left > 0) load_chunk();
+  /// `first`: of the warps that walk this share, the one that counts bad pages. `likely`: a row that the share may start in, or shortly behind.
+  KVIRE_DEVICE KVIRE_INLINE Walk(const LogitsArguments& arguments, int l, bool first, int likely)
+      : a(arguments), lane(l), row(likely), tile(0), left(0), chunk(0), lengths(0), counts(first) {
+    load_chunk();
+  }
+  KVIRE_DEVICE KVIRE_INLINE void start(Share share) {
+    row = share.row;
+    tile = share.tile;
+    left = share.tiles;
+    if (left > 0 && row < chunk) load_chunk();
   }
   KVIRE_DEVICE KVIRE_INLINE void load_chunk() {
     chunk = row;
@@ -93,16 +116,16 @@ struct Walk {
       s.id[i] = -1;
       if constexpr (Plan::options) s.position[i] = static_cast<unsigned>(page * Plan::tokens + part_of(tile + lane));
       if (listed<Plan>(a)) {
-        const int entry = wanted ? __ldg(a.blocks + a.max_blocks * row + page) : -1;
+        const int entry = wanted ? a.blocks[a.max_blocks * row + page] : -1;
         const kstd::int64_t first = static_cast<kstd::int64_t>(entry) * Plan::tokens;
         if (entry >= 0 && first < row_tokens<Plan>(a, row)) {
-          s.id[i] = entry < a.table_width ? __ldg(table + entry) : a.page_count;
+          s.id[i] = entry < a.table_width ? table[entry] : a.page_count;
           if constexpr (Plan::options) s.position[i] = static_cast<unsigned>(first + part_of(tile + lane));
         }
       } else if (guess != nullptr && guess->row == row && guess->tile == tile) {
         if (wanted) s.id[i] = guess->id[i];
       } else if (wanted) {
-        s.id[i] = __ldg(table + page);
+        s.id[i] = table[page];
       }
     }
     tile += s.tiles;

@@ -66,7 +66,8 @@ struct Cursor {
   bool more, after;
   int t = 0;
 
-  KVIRE_DEVICE KVIRE_INLINE Cursor(const LogitsArguments& a, int lane, sm90::detail::Share share, int warp) : walk(a, lane, share, warp == 0) {
+  KVIRE_DEVICE KVIRE_INLINE Cursor(const LogitsArguments& a, int lane, sm90::detail::Share share, int warp) : walk(a, lane, warp == 0, share.tiles > 0 ? share.row : 0) {
+    walk.start(share);
     more = walk.next(now);
     walk.check(now);
     after = more && walk.next(next);
@@ -173,7 +174,9 @@ __global__ void __launch_bounds__(128, Ctas) logits_kernel(const __grid_constant
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32, lane = thread % 32, c = lane % 4;
   const int local = warp * 16 + lane / 4 + c % 2 * 8;  // the token of a tile that this lane finishes
-  const sm90::detail::Share share = sm90::detail::find_share<Plan>(a, lane, blockIdx.x, gridDim.x);
+  sm90::detail::LaneRows<Plan> rows(a, lane);
+  rows.ask();
+  const sm90::detail::Share share = sm90::detail::find_share<Plan>(a, rows, lane, blockIdx.x, gridDim.x);
   detail::Cursor<Plan> cursor(a, lane, share, warp);
 
   detail::RawKeys<Plan> raw[Plan::tiles] = {};

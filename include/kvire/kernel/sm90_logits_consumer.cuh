@@ -106,7 +106,7 @@ struct Consumer : Epilogue<Plan, Shape> {
           await_queries();
         } else {
           unit_barrier<most_units<Shape>>(unit, 1, group_threads);  // all warps are through with the old row's queries
-          load_row<Plan, Heads>(a, row, shared, here(thread));
+          load_row<Plan, Heads>(a, row, shared, here(thread), [] {});
           unit_barrier<most_units<Shape>>(unit, 1, group_threads);
         }
         take_row();

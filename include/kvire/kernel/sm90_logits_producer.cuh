@@ -44,21 +44,15 @@ KVIRE_DEVICE KVIRE_INLINE void bring_tile(const LogitsArguments& a, [[maybe_unus
     for (int i = 0; i < ids; ++i) {
       if (id[i] < 0) continue;
       const kstd::byte* page = a.pages + a.page_stride * static_cast<unsigned>(id[i]);
-      const int part = tile % Plan::tiles_per_page;
       if constexpr (Plan::swizzled) {
+        const int part = tile % Plan::tiles_per_page;
         ptx::tensor_load(to + i * rows * Plan::key_row, &map, 0, part * (tile_tokens / 8), id[i], full);
         if constexpr (Plan::scaled) {
           ptx::bulk_load(shared + Plan::scales_at + stage * Plan::scale_bytes + i * rows * Plan::scale_row,
                          page + Plan::tokens * Plan::key_row + part * tile_tokens * Plan::scale_row, rows * Plan::scale_row, full);
         }
-      } else if constexpr (Plan::whole_page) {
-        ptx::bulk_load(to, page, Plan::tile_bytes, full);
       } else {
-        ptx::bulk_load(to + i * rows * Plan::key_pitch, page + part * Plan::value_bytes, rows * Plan::key_pitch, full);
-        if constexpr (Plan::scale_plane) {
-          ptx::bulk_load(to + Plan::value_bytes + i * rows * Plan::scale_row, page + Plan::tokens * Plan::key_pitch + part * tile_tokens * Plan::scale_row,
-                         rows * Plan::scale_row, full);
-        }
+        bring_page<Plan>(to, page, tile, i, full);
       }
     }
   }
@@ -85,13 +79,13 @@ struct Producer {
     rows.advance();
   }
   /// Brings all tiles of the share.
-  KVIRE_DEVICE KVIRE_INLINE void run(const Guess<Plan>& guess, Share share) {
+  KVIRE_DEVICE KVIRE_INLINE void run(const Guess<Plan>& guess, Walk<Plan>& walk, Share share) {
     if constexpr (Plan::swizzled) {
       announce_queries(guess.row);  // which needed the lengths
       if (share.tiles == 0) return ptx::mbarrier_wait(shared + Plan::query_full_at, 0);  // what is on its way must have come before the CTA ends
       if (share.row != guess.row) bring_queries(share.row);
     }
-    Walk<Plan> walk(a, lane, share, true);
+    walk.start(share);
     Segment<Plan> now, next;
     [[maybe_unused]] int row = share.row;  // whose queries have been asked for
     bool more = walk.next(now, &guess);

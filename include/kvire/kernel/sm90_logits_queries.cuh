@@ -22,9 +22,10 @@ KVIRE_DEVICE KVIRE_INLINE void prefetch_queries(const LogitsArguments& a, int ro
   for (int i = thread * 128; i < bytes; i += count * 128) ptx::prefetch_l2(queries + i);
 }
 
-/// Brings the queries of `row` to shared memory, in the order the products want, and half of their weights; one warpgroup.
-template <class Plan, int Heads>
-KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread) {
+/// Brings the queries of `row` to shared memory, in the order the products want, and half of their weights; one warpgroup. `meanwhile`: called while
+/// they are on their way.
+template <class Plan, int Heads, class Meanwhile>
+KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd::uint32_t shared, int thread, Meanwhile&& meanwhile) {
   constexpr int chunks = Plan::query_row / 16;
   constexpr int each = Heads * chunks / group_threads;
   const kstd::int64_t first = static_cast<kstd::int64_t>(row) * Plan::next_n;
@@ -32,7 +33,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
 #pragma unroll
   for (int i = 0; i * group_threads < Plan::next_n * Heads; ++i) {
     const int at = i * group_threads + thread;
-    w[i] = at < Plan::next_n * Heads ? __ldg(a.weights + first * Heads + at) : 0.0F;
+    w[i] = at < Plan::next_n * Heads ? a.weights[first * Heads + at] : 0.0F;
   }
   const int visible = thread < Plan::next_n ? visible_tokens<Plan>(a, row, thread) : 0;
 #pragma unroll 1
@@ -50,6 +51,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_row(const LogitsArguments& a, int row, kstd:
       const int chunk = Plan::fp4 ? Plan::steps / 2 * c + k : c + 4 * k;
       v[i] = ptx::load_global4(from + head * Plan::query_row + chunk * 16);
     }
+    if (q == 0) meanwhile();
 #pragma unroll
     for (int i = 0; i < each; ++i) {
       const int at = i * group_threads + thread;

@@ -41,7 +41,6 @@ KVIRE_DEVICE KVIRE_INLINE void load_tile(const PrefillArguments& a, int group, i
     return;
   }
   constexpr int ids = Plan::pages_per_tile;
-  constexpr int tokens = tile_tokens / ids;  // of a tile that lie on one page
   const int table_width = (a.key_count + Plan::tokens - 1) / Plan::tokens;
   int id[ids];
   kstd::uint32_t missing = 0, bytes = 0;
@@ -73,18 +72,7 @@ KVIRE_DEVICE KVIRE_INLINE void load_tile(const PrefillArguments& a, int group, i
   ptx::mbarrier_arrive_expect(full, bytes);
 #pragma unroll
   for (int i = 0; i < ids; ++i) {
-    if (id[i] < 0) continue;
-    const kstd::byte* page = a.keys + a.page_stride * id[i];
-    const int part = tile % Plan::tiles_per_page;
-    if constexpr (Plan::whole_page) {
-      ptx::bulk_load(to, page, Plan::tile_bytes, full);
-    } else {
-      ptx::bulk_load(to + i * tokens * Plan::key_pitch, page + part * Plan::value_bytes, tokens * Plan::key_pitch, full);
-      if constexpr (Plan::scale_plane) {
-        ptx::bulk_load(to + Plan::value_bytes + i * tokens * Plan::scale_row, page + Plan::tokens * Plan::key_pitch + part * tile_tokens * Plan::scale_row,
-                       tokens * Plan::scale_row, full);
-      }
-    }
+    if (id[i] >= 0) bring_page<Plan>(to, a.keys + a.page_stride * id[i], tile, i, full);
   }
 }
 

@@ -66,12 +66,15 @@ __global__ void __maxnreg__(detail::most_registers<Shape>)
     }
     detail::init_pipeline<Plan, Shape>(shared, lane);
     detail::unit_barrier<most>(unit, 2, unit_threads, false);
+    detail::LaneRows<Plan> rows(a, lane);
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
+    rows.ask();
     const detail::Guess<Plan> ids(a, lane, guess, begin - guess * width);
     detail::Producer<Plan, Heads, Shape> producer{a, keys, queries, shared, lane};
     if constexpr (Plan::swizzled) detail::bring_row<Plan, Heads>(a, &queries, guess, shared, 0, lane);
-    producer.run(ids, detail::find_share<Plan>(a, lane, index, count));
+    detail::Walk<Plan> walk(a, lane, true, guess);
+    producer.run(ids, walk, detail::find_share<Plan>(a, rows, lane, index, count));
   } else {
     ptx::wait_for_earlier_grids();
     if constexpr (selected_from) ptx::launch_dependents();
@@ -82,14 +85,21 @@ __global__ void __maxnreg__(detail::most_registers<Shape>)
     if constexpr (Plan::fp4 && Plan::fp8) {
       if (thread < Plan::fp4_codes) detail::make_codes<Plan>(shared + Plan::codes_at, thread);
     }
-    if constexpr (!Plan::swizzled) detail::load_row<Plan, Heads>(a, guess, shared, thread);
-    detail::unit_barrier<most>(unit, 2, unit_threads);
-    const detail::Share share = detail::find_share<Plan>(a, lane, index, count);
-    if (share.tiles == 0) return;
-    if (!Plan::swizzled && share.row != guess) {  // where lengths differ; known before the first tile is there
-      detail::load_row<Plan, Heads>(a, share.row, shared, thread);
-      detail::unit_barrier<most>(unit, 1, group_threads);
+    detail::Share share;
+    const auto find = [&] {
+      detail::LaneRows<Plan> rows(a, lane);
+      rows.ask();
+      share = detail::find_share<Plan>(a, rows, lane, index, count);
+    };
+    if constexpr (Plan::swizzled) {
+      find();
+    } else {
+      detail::load_row<Plan, Heads>(a, guess, shared, thread, find);
+      // Where lengths differ; each thread writes where it has written.
+      if (share.tiles > 0 && share.row != guess) detail::load_row<Plan, Heads>(a, share.row, shared, thread, [] {});
     }
+    detail::unit_barrier<most>(unit, 2, unit_threads);
+    if (share.tiles == 0) return;
     if constexpr (Shape::candidates) {
       auto& kept = *reinterpret_cast<detail::KeptScoresMemory<Plan::kept, NextN>*>(memory + Plan::kept_at);
       detail::Consumer<P, Plan, Heads, Shape>{{a, share.row, shared, thread, {a.candidates, kept, a.candidates.whole(share.each), thread}}, unit}.run(share.tiles);

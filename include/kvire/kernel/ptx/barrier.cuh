@@ -69,7 +69,8 @@ KVIRE_DEVICE KVIRE_INLINE bool elect() {
 }
 
 /// Programmatic dependent launch: lets the stream's next kernel start, and waits until the earlier one has finished and its writes are visible. Nothing
-/// before sm_90, where kernels start in turn.
+/// before sm_90, where kernels start in turn. What earlier grids write is to be read by ordinary loads: those of __ldg, which the compiler takes for loads of
+/// constants, it moves above the wait.
 KVIRE_DEVICE KVIRE_INLINE void launch_dependents() {
 #if KVIRE_DEVICE_ARCH >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -106,10 +107,10 @@ KVIRE_DEVICE KVIRE_INLINE kstd::uint32_t add_shared(kstd::uint32_t at, kstd::uin
 KVIRE_DEVICE KVIRE_INLINE void store_shared4(kstd::uint32_t at, Words4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-/// Read-only global load of 16 bytes.
+/// Global load of 16 bytes.
 KVIRE_DEVICE KVIRE_INLINE Words4 load_global4(const void* p) {
   Words4 v;
-  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 
