@@ -280,6 +280,14 @@ TEST_CASE("tier budget: pools and workspaces of a tier stay within one number of
   REQUIRE_FALSE(none.ok());
   CHECK(none.error().code == ErrorCode::exhausted);
   CHECK(contains(none.error().message, "1048576 bytes, 524288 of them for workspaces"));
+  const auto refused = [&](Bytes kept, int layers) {
+    const auto made = pages_within<Flash>(budget, kept, ratios, layers);
+    return made.ok() || made.error().code != ErrorCode::invalid_argument ? std::string("another") : made.error().message;
+  };
+  CHECK(refused(Bytes(-1), 1) == "tier budget: workspaces is -1; it counts the bytes that are kept for other things");
+  for (const int layers : {-1, 0, Flash::layers + 1}) {
+    CHECK(refused(Bytes(0), layers) == "tier budget: layers is " + std::to_string(layers) + "; the model has " + std::to_string(Flash::layers));
+  }
 }
 
 TEST_CASE("cache counters: a visitor sees every number with its labels") {
