@@ -116,11 +116,11 @@ inline bool aligned_for_direct(const std::byte* data, std::int64_t bytes) {
 /// Opens around the system's cache where alignment and file system allow it.
 inline FileHandle open_file(const std::string& path, int flags, bool direct) {
   if (direct && direct_flag != 0) {
-    FileHandle file(::open(path.c_str(), flags | direct_flag | O_CLOEXEC, 0644));
+    FileHandle file(::open(path.c_str(), flags | direct_flag | O_CLOEXEC, 0600));
     if (file || errno != EINVAL) return file;
     if ((flags & O_EXCL) != 0) ::unlink(path.c_str());  // some systems make the file before they refuse the flag
   }
-  return FileHandle(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  return FileHandle(::open(path.c_str(), flags | O_CLOEXEC, 0600));
 }
 
 /// Calls move(offset) until `bytes` have moved or it returns 0; true unless it fails. What cannot go around the system's cache
@@ -229,9 +229,9 @@ struct PosixIo {
   }
 
   Result<std::shared_ptr<void>> lock(const std::string& folder) const {
-    if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) return detail::system_error("making folder", folder);
+    if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return detail::system_error("making folder", folder);
     const std::string path = folder + "/lock";
-    auto file = std::make_shared<detail::FileHandle>(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    auto file = std::make_shared<detail::FileHandle>(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!*file) return detail::system_error("opening", path);
     // The system lets go of it when the process ends, however it ends.
     if (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {

@@ -386,3 +386,21 @@ TEST_CASE("file tier: what a key's namespace may be long can be loaded again") {
     CHECK(host.holds(refs, 5));
   }
 }
+
+TEST_CASE("file tier: what it makes is its owner's alone to read") {
+  const mode_t before = umask(0);
+  Folder inner;  // that the tier makes
+  rmdir(inner.path.c_str());
+  Host1 host;
+  auto tier = Tier::make({.folder = inner.path, .budget = Bytes(1 << 20), .workers = 1, .durable = false}).value();
+  CHECK(put(tier, host, 1, 5).ok());
+  umask(before);
+  const auto others = [](const std::string& path) {
+    struct stat info = {};
+    REQUIRE(stat(path.c_str(), &info) == 0);
+    return static_cast<int>(info.st_mode & 077);
+  };
+  CHECK(others(inner.path) == 0);
+  CHECK(inner.files().size() == 2);  // a record, and the lock
+  for (const auto& name : inner.files()) CHECK(others(inner.path + "/" + name) == 0);
+}
