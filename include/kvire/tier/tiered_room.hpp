@@ -174,7 +174,7 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
   bool wait_for_room(int space, Deadline deadline) {
     const std::int64_t begin = steady_ns();
     const bool ended = this->wait_for(CacheTier::host, deadline) || wait_for_work(space, deadline) || this->wait_for_load(space, deadline) ||
-                       (this->cache_.victim(space, CacheTier::device) >= 0 && this->wait_for_file(deadline));
+                       (this->files_under_way() && this->cache_.victim(space, CacheTier::device) >= 0 && this->wait_for_file(deadline));
     const std::int64_t end = steady_ns();
     this->count_time(CacheWork::wait, begin, end);
     if (this->traced()) this->note({.work = CacheWork::wait, .request = this->request_, .space = space, .begin_ns = begin, .end_ns = end});
