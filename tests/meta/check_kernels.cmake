@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Templates of __global__ functions take types, integers, bools and enums. A parameter of class type does not build: the host stub
 # that nvcc generates spells its mangled name.
+# Kernels that may start while the stream's earlier one ends (ptx::wait_for_earlier_grids) load nothing by __ldg: what never changes, the compiler may ask for in
+# front of that wait.
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake" NO_POLICY_SCOPE)
 
 meta_headers(headers *.hpp *.cuh)
@@ -22,6 +24,9 @@ foreach(header IN LISTS headers device_tests)
   meta_read("${ROOT}/${header}" text)
   meta_strip_comments(text)
   string(REGEX REPLACE "[ \n\t]+" " " text "${text}")
+  if(text MATCHES "__ldg *[(]" AND NOT header MATCHES "/sm80_")  # which wait for nothing: nobody launches them early
+    meta_find("${header}: __ldg, which the compiler may move in front of the wait for earlier kernels: an ordinary load stays behind it")
+  endif()
   # From one __global__ to the next; the template head is the last one before it in the same declaration.
   set(rest "${text}")
   while(TRUE)
@@ -54,4 +59,4 @@ foreach(header IN LISTS headers device_tests)
   endwhile()
 endforeach()
 
-meta_finish("template parameters of kernels")
+meta_finish("template parameters and loads of kernels")

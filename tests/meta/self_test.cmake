@@ -79,6 +79,8 @@ tree(kernels_bad kernels "takes 'Layout L'" include/kvire/kernel/a.cuh
   "struct Layout {}@s@ntemplate <class P, Layout L>@n__global__ void k(P) {}@n")
 tree(kernels_bounds kernels "takes 'ns::Layout L'" tests/device/a.cu
   "template <ns::Layout L>@nstatic __launch_bounds__(128) __global__ void k() {}@n")
+tree(kernels_early kernels "a.cuh: __ldg, which the compiler may move" include/kvire/kernel/a.cuh "__device__ int f(const int* p) { return __ldg (p)@s }@n")
+tree(kernels_late kernels ok include/kvire/kernel/sm80_a.cuh "__device__ int f(const int* p) { return __ldg(p)@s }  // __ldg(q)@n")
 
 tree(flags_good flags ok cmake/a.cmake "set(x --extended-lambda)@n")
 set(flag "--exp")
