@@ -70,7 +70,7 @@ __global__ __launch_bounds__(Threads, 1) void top_k_kernel(const __grid_constant
 }
 
 inline constexpr int short_threads = 512;  // more issue every instruction of a scan more often, fewer wait for each
-inline constexpr int many_rows = 256;      // from here on three blocks of rows of 4,096 a multiprocessor are better than two with more registers
+inline constexpr int many_rows = 256;      // of up to 4,096 scores: above it three blocks a multiprocessor are better than two with more registers
 template <int Items, int Blocks, bool Paged>
 __global__ __launch_bounds__(short_threads, Blocks) void short_top_k_kernel(const __grid_constant__ Params p) {
   ptx::launch_dependents();
