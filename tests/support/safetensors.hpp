@@ -15,7 +15,7 @@
 
 namespace kvire_test {
 
-struct Tensor {
+struct StoredTensor {
   std::string type;  // "F32", "I64", ...
   std::vector<std::int64_t> shape;
   std::vector<std::byte> bytes;
@@ -36,11 +36,11 @@ struct Tensor {
 
 struct Safetensors {
   std::map<std::string, std::string> metadata;
-  std::map<std::string, Tensor> tensors;
+  std::map<std::string, StoredTensor> tensors;
   std::string error;  // empty if the file was read whole
 
   bool has(const std::string& name) const { return tensors.count(name) != 0; }
-  const Tensor& at(const std::string& name) const { return tensors.at(name); }
+  const StoredTensor& at(const std::string& name) const { return tensors.at(name); }
   std::string meta(const std::string& key, const std::string& otherwise = "") const {
     const auto found = metadata.find(key);
     return found == metadata.end() ? otherwise : found->second;
@@ -76,7 +76,7 @@ inline Safetensors read_safetensors(const std::string& path) {
       for (const auto& [key, text] : value.items()) file.metadata[key] = text.is_string() ? text.get<std::string>() : text.dump();
       continue;
     }
-    Tensor tensor;
+    StoredTensor tensor;
     tensor.type = value.at("dtype").get<std::string>();
     tensor.shape = value.at("shape").get<std::vector<std::int64_t>>();
     const auto offsets = value.at("data_offsets").get<std::vector<std::uint64_t>>();

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// compiled for itself: it includes a header that other processors do not have
 #include <kvire/codec/arith.hpp>
 
 #include <doctest/doctest.h>

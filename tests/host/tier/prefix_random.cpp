@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// compiled for itself: it replaces operator new
 #include <doctest/doctest.h>
 
 #include <algorithm>

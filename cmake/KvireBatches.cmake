@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Test files compiled several at a time: what they include is parsed once, and what they instantiate is compiled once. Other than with
+# CMake's UNITY_BUILD, each file is in a namespace of its own, so that two may call different things Setup.
+# `// compiled for itself` near the top keeps a file out: one that includes under a condition, or defines what only the global namespace may.
+
+set(KVIRE_TEST_BATCH 1 CACHE STRING "Test files that are compiled together; with 1 each is compiled for itself, which suits who changes one")
+
+# kvire_batch(<variable> <name> <source>...): replaces the sources in the variable by files that include up to KVIRE_TEST_BATCH of them.
+function(kvire_batch variable name)
+  if(KVIRE_TEST_BATCH LESS_EQUAL 1)
+    set(${variable} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(alone "")
+  set(together "")
+  foreach(source IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+    file(READ "${source}" text)
+    if(text MATCHES "\n// compiled for itself")
+      list(APPEND alone "${source}")
+    else()
+      list(APPEND together "${source}")
+    endif()
+  endforeach()
+
+  # As many files in one as in another, neighbours in one.
+  list(LENGTH together count)
+  math(EXPR batches "(${count} + ${KVIRE_TEST_BATCH} - 1) / ${KVIRE_TEST_BATCH}")
+  set(files ${alone})
+  set(first 0)
+  set(batch 0)
+  while(first LESS count)
+    math(EXPR batch "${batch} + 1")
+    math(EXPR last "${count} * ${batch} / ${batches}")
+    math(EXPR length "${last} - ${first}")
+    list(SUBLIST together ${first} ${length} sources)
+    set(first ${last})
+    # A header opens no namespace within another: all headers come first, and are guarded where a source includes them again.
+    set(headers "")
+    set(bodies "")
+    foreach(source IN LISTS sources)
+      file(STRINGS "${source}" includes REGEX "^#include ")
+      list(APPEND headers ${includes})
+      get_filename_component(scope "${source}" NAME_WE)
+      string(APPEND bodies "namespace of_${scope} {\n#include \"${source}\"\n}\n")
+      get_filename_component(extension "${source}" EXT)
+    endforeach()
+    list(REMOVE_DUPLICATES headers)
+    list(JOIN headers "\n" headers)
+    set(file "${CMAKE_CURRENT_BINARY_DIR}/batches/${name}_${batch}${extension}")
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${headers}\n${bodies}" @ONLY)
+    list(APPEND files "${file}")
+  endwhile()
+  set(${variable} ${files} PARENT_SCOPE)
+endfunction()
