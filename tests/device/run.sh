@@ -60,7 +60,7 @@ row() {
 
 # Groups of test cases that the sanitizers take beside each other. A case is of the first group with a pattern for it. What holds a host function
 # (suite "held") cannot run under the sanitizers, which wait for each launch.
-groups=(soak transfers float64 held kept logits ties top-k tiers store others)
+groups=(soak transfers float64 held kept logits ties runs top-k tiers store others)
 declare -A patterns=(
   [soak]='cuda soak*'
   [transfers]='cuda transfer*,cuda submit*,cuda migrate*,cuda digest*,pinned memory*,cuda pools*,cuda event*,cuda stream*,cuda gate*'
@@ -69,6 +69,7 @@ declare -A patterns=(
   [kept]='*kept scores*,*grouped top-k*'
   [logits]='*selection:*,*logits*'
   [ties]='*thousands of ties*,*million scores*'
+  [runs]='cuda top-k: the same on 20 runs*'
   [top-k]='*top-k*'
   [tiers]='cuda hot set*,cuda tiered*,cuda tails*,cuda seals*'
   [store]='*store*,*gather*'
@@ -95,12 +96,13 @@ sanitize() {
   local tool=$1 name=$2 options=() arguments
   case $tool-$name in
     memcheck-*) options=(--report-api-errors no) ;;  # tests provoke some, and look at them
-    synccheck-held | synccheck-kept | synccheck-ties | synccheck-top-k | synccheck-store) ;;
+    synccheck-held | synccheck-kept | synccheck-ties | synccheck-runs | synccheck-top-k | synccheck-store) ;;
     synccheck-logits | synccheck-float64) options=(--num-cuda-barriers 65536) ;;  # each tile under way has one of its own; 60 ms a launch
     synccheck-*) options=(--num-cuda-barriers 16384) ;;                           # each page under way; as many as above take all memory
   esac
   mapfile -t arguments < <(filters "$name")
-  KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=2 CUDA_VISIBLE_DEVICES=$device row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \
+  # The soak alone has to load its kernels within its time.
+  KVIRE_TEST_SMALL=1 KVIRE_SOAK_SECONDS=20 CUDA_VISIBLE_DEVICES=$device row "$tool $name" "$limit" "$sanitizer" --tool "$tool" "${options[@]}" --error-exitcode 9 "$folder/kvire_device_tests" \
     "${arguments[@]}" --duration=true
 }
 
