@@ -106,6 +106,25 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     return find_file(key, parent, name, tokens);
   }
 
+  // Whether files have forgotten the record that a node has there; they do not tell.
+  bool forgotten(std::int32_t node) const {
+    if constexpr (has_files) {
+      bool any = false;
+      for (int s = 0; s < spaces; ++s) any = any || this->cache_.has(node, s, CacheTier::file);
+      return files_ != nullptr && any && !files_->find(record_of(node));
+    }
+    return false;
+  }
+  // Drops what a node has there, and stores anew what of it the host has. Where a faster tier has given the node up, and not where a store has ended: files with
+  // room for few would be written for ever.
+  void forget(std::int32_t node) {
+    const Hash128 name = this->cache_.name(node);
+    for (int s = 0; s < spaces && this->cache_.live(node); ++s) {
+      if (this->cache_.has(node, s, CacheTier::file)) this->cache_.drop(node, s, CacheTier::file);
+    }
+    to_store_.push_back({node, name});
+  }
+
   // Reads a node's record for the host pages that the cache awaits.
   void load_file(std::int32_t node, const TierPages& pages) {
     std::vector<int> of_spaces;
@@ -144,6 +163,12 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
     return node;
   }
 
+  RecordKey record_of(std::int32_t node) const {
+    const std::int64_t tail = this->cache_.tail_tokens(node);
+    RecordKey record = key_of(node);
+    place(record, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
+    return record;
+  }
   void place(RecordKey& key, const Hash128& name, std::int64_t pages_before, std::int64_t tokens) const {
     key.prefix = name;
     key.first_token = pages_before * this->cache_.shape().page_tokens;
@@ -185,9 +210,7 @@ class FileTraffic : public TierTraffic<Bundle, Backend, Policy> {
   bool fly(std::int32_t node, const std::vector<int>& of_spaces, std::vector<int> arriving, bool load) {
     Refs refs;
     for (const int s : of_spaces) refs.refs[s].push_back(this->cache_.host(node, s));
-    const std::int64_t tail = this->cache_.tail_tokens(node);
-    RecordKey record = key_of(node);
-    place(record, this->cache_.name(node), this->cache_.depth(node) - 1, tail > 0 ? tail : this->cache_.shape().page_tokens);
+    const RecordKey record = record_of(node);
     const std::int64_t begin = steady_ns();
     auto& host = *this->pools_.host;
     auto event = load ? files_->load(record, host, std::move(refs), this->seals_) : files_->store(record, host, std::move(refs), this->seals_);

@@ -94,20 +94,23 @@ class TierRoom : public FileTraffic<Bundle, Backend, Policy, Files> {
     return gone;
   }
 
-  // Whether another tier has the page, too.
-  bool elsewhere(std::int32_t node, int space, CacheTier tier) const {
+  // Whether another of the first tiers has the page, too.
+  bool elsewhere(std::int32_t node, int space, CacheTier tier, int tiers = cache_tiers) const {
     bool found = false;
-    for (int t = 0; t < cache_tiers; ++t) found = found || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
+    for (int t = 0; t < tiers; ++t) found = found || (t != static_cast<int>(tier) && this->cache_.has(node, space, static_cast<CacheTier>(t)));
     return found;
   }
   void give_up(std::int32_t node, int space, CacheTier tier) {
-    const bool kept = elsewhere(node, space, tier);
+    const bool gone = tier != CacheTier::file && this->forgotten(node);
+    const bool kept = elsewhere(node, space, tier, gone ? cache_tiers - 1 : cache_tiers);
+    const Hash128 name = this->cache_.name(node);
     this->cache_.together(node, space, [&](int s) {
       ++this->of(tier, s).evicted_pages;
       this->of(tier, s).lost_pages += kept ? 0 : 1;
       this->note_page(CacheWork::evict, tier, node, s, this->request_, kept ? "" : "lost");
     });
     this->cache_.drop(node, space, tier);
+    if (gone && this->cache_.live(node) && this->cache_.name(node) == name) this->forget(node);
   }
 
   // Whether work has failed to write a page that the device has: leases that name it are refused.

@@ -215,3 +215,43 @@ TEST_CASE("tiered cache with files: a page that waits for its store may go, and 
   }
   CHECK(rig.wrong_pages() == 0);
 }
+
+TEST_CASE("tiered cache with files: a page that never left the faster tiers outlives its record there") {
+  Folder folder;
+  auto files = Files::make({.folder = folder.path, .budget = Bytes(1 << 18), .durable = false}, SmallSchedule::layers).value();
+  Rig rig(sizes(8, 8), &files);
+  const auto run = [&](int sequence) {
+    CHECK(rig.run(text(sequence, 1)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  };
+  // Page 0 is used all the time, by nobody from its record, which is the oldest: it goes.
+  for (int i = 0; i <= 40; ++i) {
+    run(i);
+    run(0);
+  }
+  const auto room = static_cast<int>(folder.records().size());
+  REQUIRE(room < 40);
+  REQUIRE(room > 12);
+  for (int i = 41; i <= 60; ++i) run(i);
+  CHECK(rig.cache().counters().tiers[2][0].arrived_pages > 61);  // page 0 once more, when the device gave it up
+  CHECK(rig.cache().prefetch(rig.root(), text(0, 1)) == 1);
+  CHECK(rig.cache().finish(deadline_in(30s)));
+  CHECK(rig.cache().acquire(rig.root(), text(0, 1)).tokens == page);
+  CHECK(rig.wrong_pages() == 0);
+}
+
+TEST_CASE("tiered cache with files: pages whose records have gone are lost, and counted, when the host gives them up") {
+  Folder folder;
+  auto files = Files::make({.folder = folder.path, .budget = Bytes(1 << 16), .durable = false}, SmallSchedule::layers).value();
+  Rig rig(sizes(2, 8), &files);
+  for (int i = 0; i < 40; ++i) {
+    CHECK(rig.run(text(i, 1)).ok());
+    CHECK(rig.cache().finish(deadline_in(30s)));
+  }
+  const auto records = static_cast<std::int64_t>(folder.records().size());
+  REQUIRE(records < 8);  // of those that the host has
+  const std::int64_t lost = rig.cache().counters().tiers[1][0].lost_pages;
+  CHECK(lost == 40 - 8);
+  CHECK(rig.cache().cache().pages() == 40 - lost);  // no name of what is nowhere
+  CHECK(rig.wrong_pages() == 0);
+}
