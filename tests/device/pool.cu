@@ -159,6 +159,7 @@ TEST_CASE("cuda L2: what is set aside is what the driver says; what the device h
   CHECK(more.error().code == ErrorCode::out_of_range);
   CHECK(contains(more.error().message, std::to_string(most + 1LL) + " bytes are wanted of the L2 of device 0, which can set " + std::to_string(most) + " aside"));
   CHECK(set_aside_l2(-1).error().code == ErrorCode::invalid_argument);
+  CHECK(set_aside_l2(-1).error().message == "set_aside_l2: -1 bytes are wanted, less than 0");
   CHECK(contains(set_aside_l2(1, 99).error().message, "cudaErrorInvalidDevice"));
   CHECK(set_aside_l2(static_cast<std::int64_t>(before)).ok());
   CHECK(clean());

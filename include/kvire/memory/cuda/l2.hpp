@@ -19,7 +19,7 @@ KVIRE_NAMESPACE_BEGIN
 /// Returns the bytes that the driver made of it (it rounds up). Errors: invalid_argument for bytes below 0; out_of_range with what the device can set aside; the runtime's own.
 inline Result<std::int64_t> set_aside_l2(std::int64_t bytes, int device = -1) {
   const std::string what = "set_aside_l2: " + std::to_string(bytes) + " bytes";
-  if (bytes < 0) return Error{ErrorCode::invalid_argument, what};
+  if (bytes < 0) return Error{ErrorCode::invalid_argument, what + " are wanted, less than 0"};
   const auto wanted = device >= 0 ? Result<int>(device) : current_device();
   if (!wanted.ok()) return wanted.error();
   int most = 0;
